@@ -1,0 +1,1 @@
+"""Measuring in Keras 3."""

@@ -1,0 +1,1 @@
+"""Measuring in PyTorch."""

@@ -1,0 +1,105 @@
+"""Which rules look, where, and with which numbers: the user's select, ignore, settings and rules arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainvet.finding import Finding
+from trainvet.rule import Rule, build, defect, matches, resolve, split_place
+
+PROFILES: dict[str, tuple[str, ...]] = {
+    "gan": ("LO", "GR101", "GR102", "WT105"),
+    "rl": ("LO", "GR101"),
+    "finetune": ("LO104", "LO108", "WT107", "WT106"),
+}
+
+
+@dataclasses.dataclass
+class Selection:
+    """Rules to run, the places each is limited to, and what is muted. Built by :func:`choose`."""
+
+    rules: dict[str, Rule] = dataclasses.field(default_factory=dict)
+    only: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    muted: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+    def narrow(self, finding: Finding) -> Finding | None:
+        """The finding without the subjects that are out of scope or muted; None where nothing is left."""
+        only = self.only.get(finding.code, ())
+        muted = [where for code, where in self.muted if code == finding.code]
+        if not only and not muted:
+            return finding
+        subjects = finding.subjects or (finding.where,)
+        kept = tuple(
+            subject
+            for subject in subjects
+            if (not only or any(matches(where, subject) for where in only)) and not any(matches(where, subject) for where in muted)
+        )
+        if not kept:
+            return None
+        if kept == subjects:
+            return finding
+        return dataclasses.replace(finding, subjects=kept, where="")
+
+    def merge(self, other: Selection) -> None:
+        """Add another callback's selection. Raises ValueError when both give one rule different numbers."""
+        for key, rule in other.rules.items():
+            if key in self.rules and self.rules[key] != rule:
+                raise ValueError(f"two callbacks give {rule.name} different settings: {self.rules[key]} and {rule}")
+            if key in self.rules and (key not in self.only or key not in other.only):
+                self.only.pop(key, None)
+            elif key in other.only:
+                self.only[key] = (*self.only.get(key, ()), *other.only[key])
+            self.rules.setdefault(key, rule)
+        self.muted += [mute for mute in other.muted if mute not in self.muted]
+
+
+def choose(
+    select: Sequence[str] = ("default",),
+    ignore: Sequence[str] = (),
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    rules: Iterable[Rule] = (),
+) -> Selection:
+    """Read the user's arguments. Raises ValueError with the nearest known names for a rule or setting that does not exist."""
+    for label, value in (("select", select), ("ignore", ignore)):
+        if isinstance(value, str):
+            raise ValueError(f'{label}={value!r} must be a sequence of names, such as ("{value}",)')
+    numbers: dict[str, Mapping[str, Any]] = {}
+    for pattern, values in (settings or {}).items():
+        for kind in resolve(pattern):
+            numbers[kind.code] = {**numbers.get(kind.code, {}), **values}
+    own = list(rules)
+    for rule in own:
+        if not isinstance(rule, Rule):
+            raise ValueError(f"rules={rule!r} must be Rule or Watchpoint objects")
+    names = {rule.name: rule for rule in own} | {rule.code: rule for rule in own}
+    selection = Selection()
+    whole: set[str] = set()
+    for pattern in select:
+        name, where = split_place(pattern)
+        for kind in resolve(name):
+            selection.rules.setdefault(kind.code, build(kind, numbers.get(kind.code, {})))
+            if where:
+                selection.only[kind.code] = (*selection.only.get(kind.code, ()), where)
+            else:
+                whole.add(kind.code)
+    for code in whole:
+        selection.only.pop(code, None)
+    for index, rule in enumerate(own):
+        rule.validate()
+        key = rule.code if rule.code not in selection.rules else f"{rule.code}#{index}"
+        selection.rules[key] = rule
+    for pattern in ignore:
+        name, where = split_place(pattern)
+        codes = [names[name].code] if name in names else [kind.code for kind in resolve(name)]
+        if where:
+            selection.muted += [(code, where) for code in codes]
+        else:
+            for code in codes:
+                selection.rules.pop(code, None)
+    unused = [code for code in numbers if code not in selection.rules]
+    if unused:
+        kind = resolve(unused[0])[0]
+        raise ValueError(f"settings are given for {defect(kind)}, which is not selected")
+    return selection

@@ -1,0 +1,113 @@
+"""A user's own threshold on any statistic, without writing a class."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from trainvet.finding import Finding, Severity
+from trainvet.rule import Rule, Streak, matches
+from trainvet.statistics import MEANING, Snapshot, Vector
+
+
+class Watchpoint(Rule):
+    """
+    ## What it checks
+    A statistic is above, below or outside a range on ``patience`` consecutive samples, for the subjects that ``where`` matches.
+    ## Why it matters
+    You know a number of your own run better than any general rule can.
+    ## What to do
+    Whatever made you set it.
+    ## Known limits
+    Statistics that are not series are seen on sampled steps only.
+    """
+
+    sees_poison = True
+
+    def __init__(
+        self,
+        statistic: str,
+        *,
+        above: float | None = None,
+        below: float | None = None,
+        outside: tuple[float, float] | None = None,
+        where: str = "*",
+        patience: int = 1,
+        severity: str | Severity = Severity.WARNING,
+        name: str = "",
+    ) -> None:
+        """``Watchpoint("gradient.abs_max", above=1e3, where="encoder.*", patience=3, severity="error")``.
+
+        NaN counts as beyond every limit. Raises ValueError for an unknown statistic, no limit or an impossible patience.
+        """
+        if statistic not in MEANING:
+            near = difflib.get_close_matches(statistic, MEANING, n=3)
+            raise ValueError(f"unknown statistic {statistic!r}; did you mean {' or '.join(near) or 'one of trainvet.statistics.MEANING'}?")
+        if sum(limit is not None for limit in (above, below, outside)) == 0:
+            raise ValueError(f"Watchpoint({statistic!r}) needs a limit: above=, below= or outside=(low, high)")
+        if outside is not None and not outside[0] < outside[1]:
+            raise ValueError(f"outside={outside!r} must be (low, high) with low < high")
+        if patience < 1:
+            raise ValueError(f"patience={patience!r} must be at least 1")
+        self.statistic, self.where, self.patience = statistic, where, patience
+        self.low = outside[0] if outside else below
+        self.high = outside[1] if outside else above
+        self.level = Severity.parse(severity)
+        self.label = name or f"watchpoint-{statistic}"
+        self.reads = frozenset({statistic})  # type: ignore[misc]
+        self.severity = self.level  # type: ignore[misc]
+        self.code = "WP100"  # type: ignore[misc]
+        self._streak = Streak(patience)
+
+    @property
+    def name(self) -> str:
+        """The name given, or one made from the statistic."""
+        return self.label
+
+    def validate(self) -> None:
+        """Everything was checked at construction."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def check(self, snapshot: Snapshot) -> Iterable[Finding]:
+        """Judge a sampled column, or every row of a series."""
+        column = snapshot.column(self.statistic)
+        if column is not None:
+            yield from self._judge(column[0], column[1], snapshot.step)
+        for name, track in snapshot.tracks(self.statistic).items():
+            for step, value in zip(track.steps.tolist(), track.values, strict=True):
+                yield from self._judge((name,), np.array([value]), step)
+
+    def _judge(self, names: tuple[str, ...], vector: Vector, step: int) -> Iterable[Finding]:
+        inside = np.ones(len(vector), dtype=bool)
+        if self.low is not None:
+            inside &= vector >= self.low
+        if self.high is not None:
+            inside &= vector <= self.high
+        chosen = np.array([matches(self.where, name) for name in names], dtype=bool)
+        due = self._streak.update(names, chosen & ~inside, step)
+        if due:
+            limit = f"{'' if self.low is None else f'at least {self.low:g} '}{'' if self.high is None else f'at most {self.high:g}'}".strip()
+            worst = due[int(np.argmax(np.abs(np.nan_to_num(vector[due], nan=np.inf))))]
+            yield self.finding(
+                step,
+                f"{self.statistic} is {vector[worst]:.4g} at {names[worst]}, set to be {limit}",
+                first_step=min(self._streak.first(names[position]) for position in due),
+                subjects=[names[position] for position in due],
+                evidence={self.statistic: float(vector[worst])},
+                threshold=limit,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running streaks."""
+        return self._streak.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._streak.load_state_dict(state)
