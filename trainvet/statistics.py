@@ -265,6 +265,12 @@ class Facts:
         """Names of the parameters that some optimizer holds."""
         return frozenset(name for optimizer in self.optimizers for name in optimizer.parameters)
 
+    def upstream_first(self, names: Iterable[str]) -> tuple[str, ...]:
+        """``names`` by their subjects' place in the forward pass; unknown places last, in the order given."""
+        depth = {subject.name: subject.depth for subject in self.subjects if subject.depth >= 0}
+        last = max(depth.values(), default=0) + 1
+        return tuple(sorted(names, key=lambda name: depth.get(name, last)))
+
     def why_not(self, reads: Iterable[str]) -> str:
         """Why something in ``reads`` cannot be observed here; empty when nothing is known to stand in the way."""
         for key in reads:

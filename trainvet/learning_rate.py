@@ -1,0 +1,87 @@
+"""The learning rate of each parameter group as far as it was seen: its present value, its peak, and whether it rises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainvet.statistics import Facts, Snapshot, Vector
+
+RISE = 1e-6
+
+
+class LearningRate:
+    """What several rules ask of "optimizer.learning_rate".
+
+    The peak is the highest rate seen so far, or the highest one that the simulated schedule is going to reach: a rate on its way up is
+    then known to be far from its peak. ``rising`` compares with the sampled snapshot before this one.
+    """
+
+    def __init__(self) -> None:
+        self._group: dict[str, str] = {}
+        self._betas: tuple[float, ...] = ()
+        self._planned: dict[str, float] = {}
+        self._now: dict[str, float] = {}
+        self._peak: dict[str, float] = {}
+        self._mark: dict[str, float] = {}
+        self._rising: dict[str, bool] = {}
+
+    def begin(self, facts: Facts) -> None:
+        """Which group each parameter belongs to, and how high its schedule will go."""
+        self._group = {name: subject.group for name, subject in facts.parameters.items()}
+        self._planned = {item.group: float(np.nanmax(item.curve)) for item in facts.schedules if len(item.curve) and np.isfinite(item.curve).any()}
+        self._betas = next((item.betas for item in facts.optimizers if item.family == "adam" and len(item.betas) > 1), ())
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Take over the rates of a snapshot; call it once for each."""
+        for group, track in snapshot.tracks("optimizer.learning_rate").items():
+            finite = track.values[np.isfinite(track.values)]
+            if len(finite):
+                self._now[group] = float(finite[-1])
+                self._peak[group] = max(self._peak.get(group, 0.0), float(finite.max()))
+        if snapshot.tables:
+            for group, now in self._now.items():
+                before = self._mark.get(group)
+                self._rising[group] = before is not None and now > before * (1 + RISE)
+                self._mark[group] = now
+
+    def of(self, names: Sequence[str]) -> Vector:
+        """The present rate of each parameter's group, float64 [S]; NaN where it is not known."""
+        return np.array([self._now.get(self._home(name), np.nan) for name in names])
+
+    def settled(self, names: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
+        """bool [S]: the parameter's rate is known, above 0, at least ``share`` of its peak, and not rising."""
+        return np.array([self._settled(self._home(name), share) for name in names], dtype=bool)
+
+    def advice(self, names: Iterable[str], factor: float) -> str:
+        """ "set the learning rate to about 2e-05 (now 0.01)", for the largest rate among ``names``; without numbers where none is known."""
+        rates = self.of(list(names))
+        rate = float(np.nanmax(rates)) if np.isfinite(rates).any() else 0.0
+        if rate > 0 and 0 < factor < np.inf:
+            return f"set the learning rate to about {rate * factor:.1g} (now {rate:.3g})"
+        return "lower the learning rate" if factor < 1 else "raise the learning rate"
+
+    def warm_up(self) -> str:
+        """The warm-up to suggest: 2/(1 - beta2) steps for the Adam family (Ma and Yarats 2021)."""
+        if self._betas and 0 < self._betas[1] < 1:
+            return f"warm the learning rate up over {round(2 / (1 - self._betas[1]))} steps, 2/(1-beta2)"
+        return "warm the learning rate up over the first steps"
+
+    def _home(self, name: str) -> str:
+        group = self._group.get(name, "")
+        return next(iter(self._now)) if group not in self._now and len(self._now) == 1 else group
+
+    def _settled(self, group: str, share: float) -> bool:
+        now = self._now.get(group, 0.0)
+        return now > 0 and now >= share * max(self._peak[group], self._planned.get(group, 0.0)) and not self._rising.get(group, False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers by group."""
+        return {"now": dict(self._now), "peak": dict(self._peak), "mark": dict(self._mark)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._now, self._peak, self._mark = dict(state["now"]), dict(state["peak"]), dict(state["mark"])

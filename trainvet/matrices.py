@@ -1,0 +1,50 @@
+"""The relative updates of the matrices for which the ratio says something."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainvet.statistics import Facts, Snapshot, Vector
+
+READS = frozenset({"update.ratio", "update.rms", "weight.rms"})
+FLOOR = 1e-3
+
+
+class Matrices:
+    """Trainable tensors with at least two dimensions that an optimizer holds.
+
+    A ratio is meaningful where the weights were not tiny before the update: a zero-initialised matrix (residual gate, LoRA's B, output
+    head) moves by any multiple of itself. ``trainable`` and ``frozen`` count the matrices of the plan.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: frozenset[str] = frozenset()
+        self.trainable = self.frozen = 0
+
+    def begin(self, facts: Facts) -> None:
+        """Read the plan. Parameters without an optimizer do not move, whatever their gradient (copies, target networks)."""
+        matrices = {name: subject for name, subject in facts.parameters.items() if len(subject.shape) >= 2}
+        owned = facts.owned
+        self._chosen = frozenset(name for name, subject in matrices.items() if subject.trainable and (not owned or name in owned))
+        self.trainable = len(self._chosen)
+        self.frozen = sum(not subject.trainable for subject in matrices.values())
+
+    def ratios(self, snapshot: Snapshot) -> tuple[tuple[str, ...], Vector, Vector]:
+        """Names [S], ‖update‖/‖weight before‖ float64 [S] and RMS of the weight before float64 [S]; empty where it was not measured.
+
+        The weight before is update.rms / update.ratio; where the update is 0 it is the weight itself. A ratio that is not finite
+        stands for a weight that was exactly 0: its RMS is 0.
+        """
+        column = snapshot.column("update.ratio")
+        change = snapshot.column("update.rms")
+        if column is None or change is None:
+            return (), np.empty(0), np.empty(0)
+        keep = [index for index, name in enumerate(column[0]) if name in self._chosen]
+        names = tuple(column[0][index] for index in keep)
+        ratio, moved = column[1][keep], change[1][keep]
+        weight = snapshot.column("weight.rms")
+        after = dict(zip(weight[0], weight[1], strict=True)) if weight is not None else {}
+        still = np.array([after.get(name, np.inf) for name in names])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            before = np.where(ratio > 0, moved / ratio, still)
+        return names, np.where(np.isfinite(ratio), ratio, 0.0), np.where(np.isfinite(ratio), before, 0.0)
