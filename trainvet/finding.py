@@ -84,20 +84,20 @@ class Finding:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Finding:
-        """The inverse of :meth:`to_dict`."""
+        """The inverse of :meth:`to_dict`. Raises KeyError, TypeError, AttributeError or ValueError for anything else."""
         return cls(
-            code=data["code"],
-            name=data["name"],
+            code=str(data["code"]),
+            name=str(data["name"]),
             severity=Severity.parse(data["severity"]),
             step=int(data["step"]),
             first_step=int(data["first_step"]),
-            message=data["message"],
-            subjects=tuple(data["subjects"]),
-            where=data["where"],
-            evidence={key: unplain(value) for key, value in data["evidence"].items()},
-            threshold=data["threshold"],
-            causes=tuple(data["causes"]),
-            fixes=tuple(data["fixes"]),
+            message=str(data["message"]),
+            subjects=tuple(str(subject) for subject in data["subjects"]),
+            where=str(data["where"]),
+            evidence={str(key): unplain(value) for key, value in data["evidence"].items()},
+            threshold=str(data["threshold"]),
+            causes=tuple(str(cause) for cause in data["causes"]),
+            fixes=tuple(str(fix) for fix in data["fixes"]),
             consequences=tuple(cls.from_dict(item) for item in data["consequences"]),
         )
 

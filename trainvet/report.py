@@ -70,6 +70,25 @@ class Report:
             "environment": dict(self.environment),
         }
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """The inverse of :meth:`to_dict`. Raises KeyError, TypeError or ValueError for anything else."""
+        names = {field.name for field in dataclasses.fields(Coverage)}
+        good = data["last_good_step"]
+        return cls(
+            findings=tuple(Finding.from_dict(item) for item in data["findings"]),
+            coverage=tuple(Coverage(**{key: item[key] for key in names & item.keys()}) for item in data["coverage"]),
+            status=str(data["status"]),
+            reason=str(data["reason"]),
+            steps=int(data["steps"]),
+            applied=int(data["applied"]),
+            last_good_step=None if good is None else int(good),
+            notes=tuple(str(note) for note in data["notes"]),
+            errors=tuple(str(error) for error in data["errors"]),
+            cost={str(key): float(value) for key, value in data["cost"].items()},
+            environment=dict(data["environment"]),
+        )
+
     def to_json(self) -> str:
         """The report as one JSON object."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False, default=str)
@@ -103,8 +122,12 @@ class Report:
             if item.state != CHECKED:
                 lines.append(f"{item.state}: {item.code} {item.name}" + (f": {item.detail}" if item.detail else ""))
         if self.cost:
-            lines.append(f"cost: {self.cost.get('seconds', 0.0):.3g} s inside trainvet, {100 * self.cost.get('share', 0.0):.2g} % of the run")
+            lines.append(self.cost_line())
         return lines
+
+    def cost_line(self) -> str:
+        """Our own time, in seconds and as a share of the run."""
+        return f"cost: {self.cost.get('seconds', 0.0):.3g} s inside trainvet, {100 * self.cost.get('share', 0.0):.2g} % of the run"
 
 
 def finding_lines(finding: Finding) -> list[str]:
