@@ -1,0 +1,1 @@
+"""Tests. ``series`` is the notation in which the rules' tests write their runs."""
