@@ -71,8 +71,10 @@ class Watching:
         """Watch a training run.
 
         Args:
-            log_dir: the run's directory; files go to its sub-directory "trainvet". Default: the logger's directory, else "runs/<time>".
-            select: rules to run: "default", "all", codes ("GR101"), prefixes ("GR"), defect names, each with an optional place: "dead-relu@encoder.*".
+            log_dir: the run's directory; files go to its sub-directory "trainvet".
+                Default: the logger's directory, else "runs/<time>".
+            select: rules to run: "default", "all", codes ("GR101"), prefixes ("GR"), defect names,
+                each with an optional place: "dead-relu@encoder.*".
             ignore: rules or places to mute, written likewise.
             settings: any rule's own numbers: {"dead-relu": {"share": 0.6}}.
             rules: own Rule or Watchpoint objects.

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from trainvet.action import Action, TrainingAborted
 from trainvet.environment import describe
+
+from trainvet.action import Action, TrainingAborted
 from trainvet.finding import Finding
 from trainvet.monitor import Monitor, Sink
 from trainvet.recording import round_tables
@@ -169,8 +170,9 @@ class Session:
 
         sinks: list[Sink] = []
         if self.log_dir is not None:
-            from trainvet.integrations.jsonl import JsonLinesSink
             from trainvet.integrations.tensorboard.sink import TensorBoardSink
+
+            from trainvet.integrations.jsonl import JsonLinesSink
 
             sinks += [TensorBoardSink(self.log_dir), JsonLinesSink(self.log_dir)]
         return [*sinks, ConsoleSink(self.log_dir)]
@@ -203,4 +205,4 @@ def guarded(hook: Callable[Concatenate[H, P], None]) -> Callable[Concatenate[H, 
         finally:
             session.monitor.own_seconds += time.perf_counter() - started
 
-    return run
+    return run  # type: ignore[return-value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,49 +23,72 @@ class History:
 
 
 class Recorder:
-    """Keeps every statistic that was handed over; a key that reaches ``limit`` rows drops every second one and from then on keeps
+    """Keeps every statistic that was handed over; a series that reaches ``limit`` rows drops every second one and from then on keeps
     every second (fourth, …) row, so memory stays constant and the whole run stays covered."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
-        self._rows: dict[str, list[tuple[int, tuple[str, ...], npt.NDArray[np.float64]]]] = {}
-        self._stride: dict[str, int] = {}
-        self._seen: dict[str, int] = {}
+        self._sampled: dict[str, _Thinned] = {}
+        self._series: dict[str, dict[str, _Thinned]] = {}
 
     def add(self, snapshot: Snapshot) -> None:
         """Take over the snapshot's numbers."""
+        step = np.array([snapshot.step], dtype=np.int64)
         for target, table in snapshot.tables.items():
             for statistic, vector in table.columns.items():
-                self._append(f"{target}.{statistic}", snapshot.step, table.names, vector)
+                self._sampled.setdefault(f"{target}.{statistic}", _Thinned(self.limit)).append(step, [(table.names, vector)])
         for key, tracks in snapshot.series.items():
+            kept = self._series.setdefault(key, {})
             for name, track in tracks.items():
-                for step, value in zip(track.steps.tolist(), track.values, strict=True):
-                    self._append(key, step, (name,), np.array([value]))
-
-    def _append(self, key: str, step: int, names: tuple[str, ...], vector: npt.NDArray[np.float64]) -> None:
-        seen = self._seen.get(key, 0)
-        self._seen[key] = seen + 1
-        stride = self._stride.get(key, 1)
-        if seen % stride:
-            return
-        rows = self._rows.setdefault(key, [])
-        rows.append((step, names, vector))
-        if len(rows) >= self.limit:
-            del rows[1::2]
-            self._stride[key] = stride * 2
+                kept.setdefault(name, _Thinned(self.limit)).append(track.steps, track.values)
 
     def get(self, key: str) -> History:
         """The history of ``key``. Raises KeyError for a statistic that does not exist; one that was never measured has no rows."""
         if key not in MEANING:
             raise KeyError(f"unknown statistic {key!r}; trainvet.statistics.MEANING lists them")
-        rows = self._rows.get(key, [])
-        subjects: dict[str, int] = {}
-        for _, names, _ in rows:
-            for name in names:
-                subjects.setdefault(name, len(subjects))
-        steps = sorted({step for step, _, _ in rows})
+        columns: dict[str, list[tuple[int, float]]] = {}
+        for name, series in self._series.get(key, {}).items():
+            columns[name] = list(zip(series.steps(), series.rows(), strict=True))
+        sampled = self._sampled.get(key)
+        if sampled is not None:
+            for step, (names, vector) in zip(sampled.steps(), sampled.rows(), strict=True):
+                for name, value in zip(names, vector.tolist(), strict=True):
+                    columns.setdefault(name, []).append((step, value))
+        steps = sorted({step for cells in columns.values() for step, _ in cells})
         place = {step: index for index, step in enumerate(steps)}
-        values = np.full((len(steps), len(subjects)), np.nan)
-        for step, names, vector in rows:
-            values[place[step], [subjects[name] for name in names]] = vector
-        return History(np.array(steps, dtype=np.int64), tuple(subjects), values)
+        values = np.full((len(steps), len(columns)), np.nan)
+        for column, cells in enumerate(columns.values()):
+            for step, value in cells:
+                values[place[step], column] = value
+        return History(np.array(steps, dtype=np.int64), tuple(columns), values)
+
+
+class _Thinned:
+    """Rows in chunks, at most ``limit`` of them: every ``stride``-th row that was appended."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.stride = 1
+        self.seen = self.kept = 0
+        self.chunks: list[tuple[npt.NDArray[np.int64], Any]] = []
+
+    def append(self, steps: npt.NDArray[np.int64], rows: Any) -> None:
+        offset = -self.seen % self.stride
+        self.seen += len(steps)
+        if self.stride > 1:
+            steps, rows = steps[offset :: self.stride], rows[offset :: self.stride]
+        if not len(steps):
+            return
+        self.chunks.append((steps, rows))
+        self.kept += len(steps)
+        if self.kept > self.limit:
+            all_steps, all_rows = self.steps(), self.rows()
+            self.stride *= 2
+            self.chunks = [(np.array(all_steps[::2], dtype=np.int64), all_rows[::2])]
+            self.kept = len(all_rows[::2])
+
+    def steps(self) -> list[int]:
+        return [int(step) for steps, _ in self.chunks for step in steps]
+
+    def rows(self) -> list[Any]:
+        return [row for _, rows in self.chunks for row in rows]

@@ -1,0 +1,224 @@
+"""The callback for Lightning's Trainer (``lightning`` and ``pytorch_lightning``)."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainvet.callbacks.diagnostics import Options, Watching
+from trainvet.callbacks.session import Session, guarded, switched_off
+from trainvet.integrations.torch.guard import Guard
+from trainvet.integrations.torch.lightning import Replay, known_facts, last_checkpoint, scaler_of
+from trainvet.integrations.torch.probe import Probe
+
+if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
+
+
+class Diagnostics(Watching, Callback):
+    """Watches a training run: ``Trainer(callbacks=[Diagnostics()])``. The arguments are those of :class:`Watching`."""
+
+    _probe: Probe | None = None
+    _owner: bool = False
+
+    @property
+    def state_key(self) -> str:
+        """Distinguishes our callbacks from each other in a checkpoint."""
+        return f"trainvet.{type(self).__name__}{sorted(rule.code for rule in self._selection.rules.values())}"
+
+    # ---- start and end
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Build plan, probe and monitor: weights, optimizers and a restored step count are there now."""
+        if switched_off():
+            return
+        mine = [callback for callback in trainer.callbacks if isinstance(callback, Diagnostics)]
+        if mine[0] is not self:
+            return
+        options, selection = _join(mine)
+        if options.abort == "stop" and (trainer.min_steps or trainer.min_epochs):
+            warnings.warn('abort="stop" waits for min_steps and min_epochs of the Trainer; abort="raise" does not', stacklevel=2)
+        session = Session(
+            options,
+            selection,
+            default_dir=lambda: _logger_dir(trainer),
+            hyper_parameters=dict(getattr(pl_module, "hparams", {}) or {}),
+            writes=trainer.is_global_zero,
+            stop=lambda: setattr(trainer, "should_stop", True),
+        )
+        for callback in mine:
+            callback._session, callback._owner = session, callback is self
+        session.checkpoint = lambda step: last_checkpoint(trainer, step)
+        self._start(session, trainer, pl_module)
+
+    def _start(self, session: Session, trainer: Any, pl_module: Any) -> None:
+        try:
+            step = trainer.global_step
+            if self._state and self._state.get("step") == step:
+                session.monitor.load_state_dict(self._state)
+            options = session.options
+            poison_aborts = session.monitor.abort_on.level is not None or "NF101" in session.monitor.abort_on.codes
+            guard = Guard(poison_aborts, options.skip_bad_updates) if poison_aborts or options.skip_bad_updates else None
+            self._replay = Replay(pl_module, automatic=pl_module.automatic_optimization)
+            self._probe = Probe(
+                pl_module,
+                trainer.optimizers,
+                session.monitor,
+                known=known_facts(trainer, pl_module),
+                scaler=scaler_of(trainer),
+                guard=guard,
+                strict=options.strict,
+                step=step,
+                applied=session.monitor.applied or step,
+                replay=self._replay,
+            )
+            session.begin(self._probe, step)
+            if trainer.num_training_batches == 0 or trainer.max_steps == 0 or trainer.max_epochs == 0:
+                session.monitor.note("the trainer has no training steps to run: nothing can be observed")
+        except Exception:
+            session.fail("starting to measure failed")
+
+    @guarded
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Judge what is still on its way, and tell."""
+        if self._owner and self._probe is not None and self._session is not None:
+            self._session.observe(self._probe.poll(drain=True))
+            self._session.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The run broke off: nothing of ours may stay, and the files are completed."""
+        self._finish("failed", f"{type(exception).__name__}: {exception}")
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The last chance to leave nothing behind."""
+        if stage == "fit":
+            self._finish("finished", "")
+
+    def _finish(self, status: str, reason: str) -> None:
+        session = self._session
+        if session is None or not self._owner or session.monitor.status != "running":
+            return
+        try:
+            if self._probe is not None and session.alive:
+                for snapshot in self._probe.poll(drain=True):
+                    session.monitor.observe(snapshot)
+        except Exception:
+            session.monitor.failed("reading the last steps failed")
+        session.end(status, reason)
+
+    # ---- the step
+
+    @guarded
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The forward begins."""
+        if self._owner and self._probe is not None:
+            self._replay.keep(batch, batch_idx)
+            self._probe.forward(batch, batch_idx, trainer.current_epoch)
+
+    @guarded
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """The loss is known; Lightning has divided it by the number of accumulated batches."""
+        if self._owner and self._probe is not None:
+            self._probe.loss(loss, float(trainer.accumulate_grad_batches) if pl_module.automatic_optimization else 1.0)
+
+    @guarded
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Gradients are complete and not yet clipped."""
+        session, probe = self._session, self._probe
+        if not self._owner or probe is None or session is None:
+            return
+        raw = getattr(optimizer, "_optimizer", optimizer)
+        session.observe(probe.gradients(raw))
+        if probe.lost and session.monitor.status == "running":
+            session.abort("the update is not finite and is held back; no more bad updates are allowed")
+
+    @guarded
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Weights have moved."""
+        if self._owner and self._probe is not None and self._session is not None:
+            self._probe.updated()
+            self._session.observe(self._probe.poll())
+
+    @guarded
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Finetuning callbacks change the plan here."""
+        if self._owner and self._probe is not None and self._session is not None and self._probe.refresh():
+            self._session.begin(self._probe, self._probe.step)
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings: survives ``torch.load(weights_only=True)``."""
+        if self._session is None or not self._owner:
+            return {}
+        return self._session.monitor.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Kept until the training starts, when the restored step count is known."""
+        self._state = dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing that is alive travels in a copy or pickle."""
+        return {**super().__getstate__(), "_probe": None, "_replay": None, "_owner": False}
+
+
+def _join(callbacks: list[Diagnostics]) -> tuple[Options, Any]:
+    import copy
+
+    options, selection = copy.copy(callbacks[0]._options), copy.deepcopy(callbacks[0]._selection)
+    for callback in callbacks[1:]:
+        options.merge(callback._options)
+        selection.merge(copy.deepcopy(callback._selection))
+    return options, selection
+
+
+def _logger_dir(trainer: Any) -> Path | None:
+    if trainer.logger is None:
+        return None
+    directory = trainer.log_dir
+    return Path(directory) if directory and not math.isnan(len(str(directory))) else None
+
+
+class LearningRateSanity(Diagnostics):
+    """The learning-rate rules only."""
+
+    focus = ("LR",)
+
+
+class LossScaleMonitor(Diagnostics):
+    """The loss-scale rules only."""
+
+    focus = ("LS",)
+
+
+class GradientWatch(Diagnostics):
+    """Gradients and non-finite values."""
+
+    focus = ("GR", "NF")
+
+
+class WeightWatch(Diagnostics):
+    """Weights and their updates."""
+
+    focus = ("WT",)
+
+
+class ActivationWatch(Diagnostics):
+    """Activations: dead and saturated units."""
+
+    focus = ("AC",)
+
+
+class DataWatch(Diagnostics):
+    """Inputs and labels."""
+
+    focus = ("IN",)

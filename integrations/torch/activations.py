@@ -1,0 +1,311 @@
+"""Looking at one sampled forward: activations of modules and functions, inputs, the loss call, and the order of the modules.
+
+Global module hooks and a function mode stand only while a sampled training forward runs, so other steps pay nothing. Numbers are reduced at once
+(an in-place operation may overwrite a tensor right after) and stay on the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+from trainvet.integrations.torch.losses import Call, read_call, same, tensors_in
+from trainvet.integrations.torch.plan import removes_bias
+
+MODULES: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu", nn.ReLU6: "relu", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh", nn.GELU: "gelu", nn.SiLU: "silu",
+    nn.LeakyReLU: "leaky_relu", nn.ELU: "elu", nn.SELU: "selu", nn.Softmax: "softmax", nn.Softplus: "softplus",
+}  # fmt: skip
+FUNCTIONS: dict[Any, str] = {
+    F.relu: "relu", F.relu6: "relu", torch.relu: "relu", torch.relu_: "relu", Tensor.relu: "relu", Tensor.relu_: "relu",
+    F.sigmoid: "sigmoid", torch.sigmoid: "sigmoid", torch.sigmoid_: "sigmoid", Tensor.sigmoid: "sigmoid", Tensor.sigmoid_: "sigmoid",
+    F.tanh: "tanh", torch.tanh: "tanh", torch.tanh_: "tanh", Tensor.tanh: "tanh", Tensor.tanh_: "tanh",
+}  # fmt: skip
+PRODUCTS = frozenset({torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__})
+CHANNEL_SECOND = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
+# |x| beyond which the slope is below 5 % of its maximum, expressed in the output: sigmoid(4.36), tanh(2.18)
+SATURATED = {"sigmoid": (1 - 0.98738, 0.98738), "tanh": (-0.97477, 0.97477)}
+WINDOW_BATCHES, WINDOW_POSITIONS = 5, 1000
+
+
+@dataclasses.dataclass
+class Site:
+    """One place where an activation is measured. ``sums`` and ``extremes`` grow over the calls of one step."""
+
+    name: str
+    module: str
+    module_type: str
+    function: str
+    depth: int
+    shape: tuple[int, ...]
+    role: str = ""
+    elements: int = 0
+    sums: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    unit_max: Tensor | None = None
+    positions: int = 0
+
+
+@dataclasses.dataclass
+class Window:
+    """The running per-unit maximum of a ReLU site over a window of samples."""
+
+    high: Tensor
+    batches: int = 0
+    positions: int = 0
+
+
+class Windows:
+    """Per-site windows, kept between samples. One closes after 5 batches and 1,000 positions; then the next begins."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Window] = {}
+
+    @torch.no_grad()
+    def update(self, site: Site) -> tuple[Tensor, int, int]:
+        """The share of units never above 0 in the present window (0-d, device), and its batches and positions so far."""
+        assert site.unit_max is not None
+        window = self._open.get(site.name)
+        closed = window is not None and window.batches >= WINDOW_BATCHES and window.positions >= WINDOW_POSITIONS
+        if window is None or closed or window.high.shape != site.unit_max.shape:
+            window = self._open[site.name] = Window(torch.full_like(site.unit_max, -torch.inf))
+        window.high = torch.fmax(window.high, site.unit_max)
+        window.batches += 1
+        window.positions += site.positions
+        return (window.high <= 0).float().mean(), window.batches, window.positions
+
+
+class Look:
+    """One sampled forward. ``start`` before it, ``pause`` when the backward begins, ``stop`` at the latest when the step is over."""
+
+    def __init__(self, paths: Mapping[int, str], want: frozenset[str]) -> None:
+        """``paths``: module id -> dotted path; ``want``: the statistics that are due."""
+        self._inside_activation = False
+        self.paths = paths
+        self.want = frozenset(key.split(".", 1)[1] for key in want if key.startswith("activation."))
+        self.sites: dict[str, Site] = {}
+        self.order: dict[str, int] = {}
+        self.inputs: list[Tensor] = []
+        self.calls: list[Call] = []
+        self.before_norm: set[str] = set()
+        self._stack: list[str] = []
+        self._depth = 0
+        self._made: set[int] = set()
+        self._gates: list[tuple[Tensor, Site]] = []
+        self._last: tuple[Tensor, str, nn.Module] | None = None
+        self._counts: dict[tuple[str, str], int] = {}
+        self._handles: list[Any] = []
+        self._mode = _FunctionMode(self)
+        self._entered = False
+
+    def start(self) -> None:
+        """Hooks and mode on."""
+        self._handles = [register_module_forward_pre_hook(self._before), register_module_forward_hook(self._after, with_kwargs=True)]
+        self._mode.__enter__()
+        self._entered = True
+
+    def pause(self) -> None:
+        """The forward is over: take everything away that can be taken away now."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._mode.look = None
+        if self._entered and _get_current_function_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
+            self._entered = False
+        self._gates, self._last = [], None
+        self._stack = []
+
+    def stop(self) -> None:
+        """Nothing of ours is left; what was measured stays."""
+        self.pause()
+        self.inputs, self.calls = [], []
+        self._made = set()
+
+    # ---- hooks: never return anything, a returned value would replace the output
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        path = self.paths.get(id(module))
+        if path is None or torch._C._current_graph_task_id() != -1:
+            return
+        self.order.setdefault(path, self._depth)
+        self._depth += 1
+        self._stack.append(path)
+        self._inside_activation = type(module) in MODULES
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        path = self.paths.get(id(module))
+        if path is None or torch._C._current_graph_task_id() != -1:
+            return
+        with torch._C.DisableTorchFunction():  # our reductions are not part of the forward
+            self._module(path, module, args, kwargs, output)
+
+    @torch.no_grad()
+    def _module(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._inside_activation = False
+        while self._stack and self._stack.pop() != path:
+            pass
+        if not self._stack:
+            self._take_inputs(args, kwargs)
+        outputs = [tensor for _, tensor in tensors_in(output)]
+        self._made.update(tensor.data_ptr() for tensor in outputs if tensor.device.type != "meta")
+        if next(module.children(), None) is not None or not outputs:
+            return
+        if removes_bias(module) and self._last is not None and args and args[0] is self._last[0]:
+            self.before_norm.add(f"{self._last[1]}.bias" if self._last[1] else "bias")
+        function = MODULES.get(type(module), "")
+        shown = next((tensor for tensor in outputs if tensor.is_floating_point()), None)
+        if shown is not None:
+            axis = self._axis(module, shown)
+            site = self._site(path or type(module).__name__, path, type(module).__name__, function, self.order[path], shown)
+            self._reduce(site, shown, axis)
+            if function in SATURATED:
+                self._gates.append((shown, site))
+            self._last = (shown, path, module)
+
+    def function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """A torch function was called in the forward (not inside one of our own reductions)."""
+        call = read_call(function, args, kwargs, result)
+        if call is not None:
+            self.calls.append(call)
+            for tensor, site in self._gates:
+                if same(tensor, call.prediction):
+                    site.role = "output"
+            return
+        if function in PRODUCTS:
+            for tensor, site in self._gates:
+                if not site.role and any(argument is tensor for argument in args[:2]):
+                    site.role = "gate"
+            return
+        name = FUNCTIONS.get(function) or self._clamp(function, args, kwargs)
+        if name is None or not isinstance(result, Tensor) or not result.is_floating_point() or torch._C._current_graph_task_id() != -1:
+            return
+        if self._inside_activation:  # its module hook reports it
+            return
+        path = self._stack[-1] if self._stack else ""
+        count = self._counts.get((path, name), 0)
+        self._counts[path, name] = count + 1
+        label = f"{path}.{name}" if path else name
+        site = self._site(label if count == 0 else f"{label}#{count}", path, "function", name, self._depth, result)
+        self._depth += 1
+        last = self._last[2] if self._last is not None else None
+        self._reduce(site, result, 1 if result.dim() > 2 and isinstance(last, CHANNEL_SECOND) else -1)
+        if name in SATURATED:
+            self._gates.append((result, site))
+
+    def finish(self) -> None:
+        """After the forward: a sigmoid or tanh that nothing follows is the model's output."""
+        last = max(self.sites.values(), key=lambda site: site.depth, default=None)
+        if last is not None and last.function in SATURATED and not last.role:
+            last.role = "output"
+
+    # ---- inside
+
+    def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for _, tensor in tensors_in((args, kwargs)):
+            known = tensor.data_ptr() in self._made or any(same(tensor, other) for other in self.inputs)
+            if not tensor.requires_grad and not known and tensor.numel() and tensor.layout is torch.strided:
+                self.inputs.append(tensor)
+
+    def _site(self, name: str, path: str, kind: str, function: str, depth: int, tensor: Tensor) -> Site:
+        site = self.sites.get(name)
+        if site is None:
+            site = self.sites[name] = Site(name, path, kind, function, depth, tuple(tensor.shape))
+        return site
+
+    def _axis(self, module: nn.Module, tensor: Tensor) -> int:
+        if tensor.dim() <= 2:
+            return -1
+        if isinstance(module, CHANNEL_SECOND) or tensor.dim() >= 4:
+            return 1
+        return 1 if self._last is not None and isinstance(self._last[2], CHANNEL_SECOND) else -1
+
+    @staticmethod
+    def _clamp(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        if function not in (torch.clamp, Tensor.clamp, Tensor.clamp_, torch.clamp_min, Tensor.clamp_min):
+            return None
+        low = kwargs.get("min", args[1] if len(args) > 1 else None)
+        high = kwargs.get("max", args[2] if len(args) > 2 else None)
+        return "relu" if high is None and isinstance(low, int | float) and low == 0 else None
+
+    @torch.no_grad()
+    def _reduce(self, site: Site, tensor: Tensor, axis: int) -> None:
+        tensor = tensor.detach()
+        if not tensor.numel() or tensor.layout is not torch.strided or not self.want:
+            return
+        wide = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+        site.elements += wide.numel()
+        new: dict[str, Tensor] = {}
+        if self.want & {"mean", "std"}:
+            new["sum"] = wide.sum()
+        if self.want & {"rms", "std"}:
+            new["square"] = torch.linalg.vector_norm(wide).square()
+        if "zero_share" in self.want:
+            new["zero"] = (wide == 0).sum()
+        if "nan" in self.want:
+            new["nan"] = torch.isnan(wide).sum()
+        if "inf" in self.want:
+            new["inf"] = torch.isinf(wide).sum()
+        if "saturated_share" in self.want and site.function in SATURATED:
+            low, high = SATURATED[site.function]
+            new["saturated"] = ((wide < low) | (wide > high)).sum()
+        for key, value in new.items():
+            site.sums[key] = site.sums[key] + value if key in site.sums else value
+        if self.want & {"min", "max", "abs_max"}:
+            low_value, high_value = torch.aminmax(wide)
+            site.sums["min"] = torch.minimum(site.sums["min"], low_value) if "min" in site.sums else low_value
+            site.sums["max"] = torch.maximum(site.sums["max"], high_value) if "max" in site.sums else high_value
+        if site.function == "relu" and "dead_share" in self.want and wide.dim():
+            axis = axis % wide.dim()
+            high = wide.amax(dim=[dim for dim in range(wide.dim()) if dim != axis]) if wide.dim() > 1 else wide
+            same_units = site.unit_max is not None and site.unit_max.shape == high.shape
+            site.unit_max = torch.fmax(site.unit_max, high) if same_units and site.unit_max is not None else high
+            site.positions += wide.numel() // wide.shape[axis]
+
+    @torch.no_grad()
+    def columns(self, windows: Windows) -> tuple[tuple[str, ...], dict[str, list[Tensor | float]]]:
+        """Site names in depth order and the wanted statistics, device scalars or host numbers."""
+        sites = sorted(self.sites.values(), key=lambda site: site.depth)
+        sites = [site for site in sites if site.elements]
+        columns: dict[str, list[Tensor | float]] = {}
+        for site in sites:
+            count, sums = site.elements, site.sums
+            cell: dict[str, Tensor | float] = {}
+            if "sum" in sums:
+                cell["mean"] = sums["sum"] / count
+            if "square" in sums:
+                cell["rms"] = (sums["square"] / count).sqrt()
+            if "sum" in sums and "square" in sums:
+                cell["std"] = (sums["square"] / count - (sums["sum"] / count).square()).clamp(min=0).sqrt()
+            if "min" in sums:
+                cell |= {"min": sums["min"], "max": sums["max"], "abs_max": torch.maximum(sums["min"].abs(), sums["max"].abs())}
+            cell |= {key: sums[key] for key in ("nan", "inf") if key in sums}
+            if "zero" in sums:
+                cell["zero_share"] = sums["zero"] / count
+            cell["saturated_share"] = sums["saturated"] / count if "saturated" in sums else 0.0
+            cell |= {"dead_share": 0.0, "batches": 0.0, "positions": 0.0}
+            if site.unit_max is not None:
+                cell["dead_share"], cell["batches"], cell["positions"] = windows.update(site)
+            for key in self.want:
+                columns.setdefault(key, []).append(cell.get(key, 0.0))
+        return tuple(site.name for site in sites), columns
+
+
+class _FunctionMode(TorchFunctionMode):
+    """Shows every torch function of the forward to the look; without a look it only passes calls on."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self.look: Look | None = look
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.look is not None:
+            self.look.function(func, args, kwargs or {}, result)
+        return result

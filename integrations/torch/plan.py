@@ -1,0 +1,247 @@
+"""What there is to measure in a PyTorch module: parameters by optimizer, buffers, roles, and the facts for the rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trainvet.statistics import Optimizer, Subject
+
+SKETCH = 1024
+TOUCHED_ROWS = 64
+ADAM = ("adam", "nadam", "radam", "adamax", "adamw", "lamb", "lion", "adafactor", "rmsprop", "adagrad", "adadelta")
+MEASURABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
+
+
+@dataclasses.dataclass
+class Owned:
+    """The parameters one optimizer steps: names [P], tensors [P] and their groups [P], in module order."""
+
+    optimizer: torch.optim.Optimizer
+    label: str
+    names: tuple[str, ...]
+    tensors: list[nn.Parameter]
+    groups: tuple[str, ...]
+    group_labels: tuple[str, ...]
+
+    @property
+    def fused(self) -> bool:
+        """Does the optimizer update in one fused kernel (and unscale by itself)?"""
+        return bool(self.optimizer.defaults.get("fused")) or any(group.get("fused") for group in self.optimizer.param_groups)
+
+
+class Plan:
+    """Names and order of everything measurable in ``module`` under ``optimizers``; rebuilt when either changes.
+
+    Only floating and complex parameters that require a gradient and belong to an optimizer are measured. A tied parameter has one name, its first.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.module = module
+        self.optimizers = list(optimizers)
+        self.names: dict[int, str] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.tied: dict[str, str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if id(parameter) in self.names:
+                self.tied.setdefault(self.names[id(parameter)], name)
+                continue
+            self.names[id(parameter)] = name
+            self.parameters[name] = parameter
+        self.modules: dict[int, str] = {id(child): path for path, child in module.named_modules()}
+        self.buffers: dict[str, Tensor] = {}
+        self.depth: dict[str, int] = {path: index for index, (path, _) in enumerate(module.named_modules())}
+        self.before_norm: set[str] = set()
+        self.owned = [self._own(index, optimizer) for index, optimizer in enumerate(self.optimizers)]
+        self.signature = self._sign()
+        self.refresh_buffers()
+
+    def refresh_buffers(self) -> None:
+        """Look the floating buffers up again: user code may have replaced them."""
+        self.buffers = {
+            name: buffer
+            for name, buffer in self.module.named_buffers()
+            if buffer.dtype in MEASURABLE and buffer.numel() and buffer.device.type != "meta"
+        }
+
+    def changed(self) -> bool:
+        """Did parameters join or leave an optimizer, or were any frozen or unfrozen? Cheap enough for sampled steps."""
+        return self.signature != self._sign()
+
+    def _sign(self) -> tuple[int, ...]:
+        frozen = sum(1 << (index % 61) for index, parameter in enumerate(self.module.parameters()) if not parameter.requires_grad)
+        return (frozen, *(len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups))
+
+    def _own(self, index: int, optimizer: torch.optim.Optimizer) -> Owned:
+        several = len(self.optimizers) > 1
+        label = f"optimizer {index}" if several else "optimizer"
+        stem = f"{type(optimizer).__name__} {index}" if several else type(optimizer).__name__
+        count = len(optimizer.param_groups)
+        labels = [str(group.get("name") or (stem if count == 1 else f"{stem}/{position}")) for position, group in enumerate(optimizer.param_groups)]
+        home = {id(parameter): labels[position] for position, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+        chosen = [
+            (name, parameter)
+            for name, parameter in self.parameters.items()
+            if id(parameter) in home and parameter.requires_grad and parameter.dtype in MEASURABLE and parameter.device.type != "meta"
+        ]
+        return Owned(
+            optimizer,
+            label,
+            tuple(name for name, _ in chosen),
+            [parameter for _, parameter in chosen],
+            tuple(home[id(parameter)] for _, parameter in chosen),
+            tuple(labels),
+        )
+
+    # ---- facts
+
+    def subjects(self) -> list[Subject]:
+        """Parameters and buffers as the rules know them."""
+        home = {name: group for owned in self.owned for name, group in zip(owned.names, owned.groups, strict=True)}
+        found = []
+        for name, parameter in self.parameters.items():
+            path, _, leaf = name.rpartition(".")
+            owner = self.module.get_submodule(path)
+            found.append(
+                Subject(
+                    name=name,
+                    kind="parameter",
+                    module=path,
+                    module_type=type(owner).__name__,
+                    depth=self.depth.get(path, -1),
+                    shape=tuple(parameter.shape),
+                    dtype=str(parameter.dtype).removeprefix("torch."),
+                    trainable=parameter.requires_grad,
+                    group=home.get(name, ""),
+                    tied_to=self.tied.get(name, ""),
+                    role=self._role(name, leaf, owner),
+                )
+            )
+        for name, buffer in self.buffers.items():
+            path = name.rpartition(".")[0]
+            found.append(
+                Subject(name, "buffer", path, "", self.depth.get(path, -1), tuple(buffer.shape), str(buffer.dtype).removeprefix("torch."), False)
+            )
+        return found
+
+    def _role(self, name: str, leaf: str, owner: nn.Module) -> str:
+        if is_embedding(owner) and leaf == "weight":
+            return "embedding"
+        if is_norm(owner):
+            return "norm"
+        if leaf.startswith("bias"):
+            return "bias-before-norm" if name in self.before_norm else "bias"
+        return ""
+
+    def optimizer_facts(self) -> tuple[Optimizer, ...]:
+        """Every optimizer with its family, hyper-parameters and parameters."""
+        return tuple(self._describe(owned) for owned in self.owned)
+
+    def _describe(self, owned: Owned) -> Optimizer:
+        optimizer = owned.optimizer
+        first: Mapping[str, object] = optimizer.param_groups[0] if optimizer.param_groups else {}
+        type_name = type(optimizer).__name__
+        adam = type_name.lower().removeprefix("fused") in ADAM or ("betas" in first and "eps" in first)
+        momentum = number(first.get("momentum"))
+        betas = first.get("betas")
+        known = {id(parameter) for parameter in self.parameters.values()}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return Optimizer(
+            name=owned.label,
+            type=type_name,
+            family="adam" if adam else "sgd" if type_name.lower() in ("sgd", "asgd") else "other",
+            epsilon=number(first.get("eps")),
+            momentum=momentum,
+            weight_decay=number(first.get("weight_decay")),
+            betas=tuple(number(beta) for beta in betas) if isinstance(betas, Iterable) else (),
+            groups=owned.group_labels,
+            parameters=tuple(self.names[id(parameter)] for parameter in held if id(parameter) in known),
+            unknown_parameters=sum(id(parameter) not in known for parameter in held),
+        )
+
+
+def is_embedding(module: nn.Module) -> bool:
+    """A table of which a batch touches some rows only."""
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """A normalisation layer, torch's own or one named like it."""
+    return "norm" in type(module).__name__.lower() and not list(module.children())
+
+
+def removes_bias(module: nn.Module) -> bool:
+    """Does the layer subtract a mean per channel, so that a bias in front of it has no effect?"""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm)
+
+
+def number(value: object) -> float:
+    """A hyper-parameter as a float; 0 for what is absent or lives on a device (reading it would wait for the device)."""
+    if isinstance(value, Tensor):
+        return float(value) if value.device.type == "cpu" else 0.0
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+class Sketch:
+    """A fixed random sample of each parameter's elements, taken before and after an update.
+
+    Up to ``SKETCH`` elements of every parameter, chosen by a generator of our own; of an embedding, the rows with the largest gradient of the
+    step, since the others do not move. ``before`` and ``after`` hold one flat tensor per parameter.
+    """
+
+    def __init__(self, owned: Owned, embeddings: frozenset[str]) -> None:
+        generator = torch.Generator().manual_seed(0x5EED)
+        self.owned = owned
+        self.indices: list[Tensor | None] = []
+        for parameter in owned.tensors:
+            if parameter.numel() <= SKETCH:
+                self.indices.append(None)
+            else:
+                self.indices.append(torch.randint(parameter.numel(), (SKETCH,), generator=generator).to(parameter.device))
+        self.rows = [name in embeddings and parameter.numel() > SKETCH for name, parameter in zip(owned.names, owned.tensors, strict=True)]
+        self.chosen: list[Tensor | None] = []
+        self.before: list[Tensor] = []
+
+    @torch.no_grad()
+    def take(self, whole: frozenset[str] = frozenset()) -> None:
+        """Before the update. ``whole`` names parameters to be compared in full this time."""
+        self.chosen = []
+        for position, (name, parameter) in enumerate(zip(self.owned.names, self.owned.tensors, strict=True)):
+            index = self.indices[position]
+            if name in whole:
+                index = None
+            elif self.rows[position] and parameter.grad is not None:
+                index = touched(parameter)
+            self.chosen.append(index)
+        self.before = [pick(parameter, index).clone() for parameter, index in zip(self.owned.tensors, self.chosen, strict=True)]
+
+    @torch.no_grad()
+    def compare(self) -> tuple[list[Tensor], list[Tensor]]:
+        """After the update: flat samples before and after, per parameter."""
+        after = [pick(parameter, index) for parameter, index in zip(self.owned.tensors, self.chosen, strict=True)]
+        return self.before, after
+
+
+def touched(parameter: nn.Parameter) -> Tensor:
+    """Flat indices of the first elements of the rows with the largest gradient, found without waiting for the device."""
+    gradient = parameter.grad
+    assert gradient is not None
+    width = parameter.shape[-1]
+    if gradient.is_sparse:
+        gradient = gradient.coalesce()
+        rows = gradient.indices()[0][:TOUCHED_ROWS]
+    else:
+        size = gradient.reshape(-1, width).abs().sum(dim=1, dtype=torch.float32)
+        rows = size.topk(min(TOUCHED_ROWS, len(size))).indices
+    columns = torch.arange(min(width, SKETCH // TOUCHED_ROWS), device=rows.device)
+    return (rows[:, None] * width + columns[None]).reshape(-1)
+
+
+def pick(parameter: Tensor, index: Tensor | None) -> Tensor:
+    """A flat float sample of a tensor; complex elements as pairs."""
+    flat = parameter.detach().reshape(-1)
+    flat = flat if index is None else flat[index]
+    return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
