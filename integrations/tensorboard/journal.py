@@ -156,10 +156,10 @@ class Journal:
             out[STATS] = values.array(layout.pack_tables(snapshot))
         if snapshot.series:
             out[SERIES] = values.array(layout.pack_series(snapshot))
-        numbers = self._aggregates.of(snapshot)
+        self._aggregates.add(snapshot)
         if snapshot.tables or found or step >= self._drawn + SPARSE:
             self._drawn = step
-            out |= {tag: values.scalar(number) for tag, number in numbers.items()}
+            out |= {tag: values.scalar(number) for tag, number in self._aggregates.of(snapshot).items()}
         column = snapshot.column("gradient.present")
         if column is not None:
             first = not self._present

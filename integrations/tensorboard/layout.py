@@ -26,6 +26,8 @@ VERSION = 1
 ABSENT32 = 0x7FC0AB5E
 ABSENT64 = 0x7FF800000000AB5E
 META = ("step", "applied", "batch", "epoch", "urgent", "generation", "sampled", "thinned", "dropped")
+Index = np.ndarray[Any, np.dtype[np.int64]]
+_NONE: Index = np.empty(0, dtype=np.int64)
 MOST_SUBJECTS, MOST_COLUMNS = 1_000_000, 10_000
 
 
@@ -38,6 +40,7 @@ class Layout:
     statistics: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     orders: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     series: dict[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    _rows: dict[str, tuple[tuple[str, ...], Index]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def fit(self, snapshot: Snapshot) -> bool:
         """Make room for everything in ``snapshot``. True when that changed the layout: the schema must then be written again."""
@@ -74,15 +77,29 @@ class Layout:
         matrix: Single = np.full((len(self.subjects), self.width), ABSENT32, dtype=np.uint32).view(np.float32)
         for target, table in snapshot.tables.items():
             if table.names and table.columns:
-                kind = kind_of(target)
-                rows = [self.subjects[kind, name] for name in table.names]
-                places = [self.statistics[kind][f"{target}.{statistic}"] for statistic in table.columns]
-                matrix[np.ix_(rows, places)] = single(np.stack(list(table.columns.values()))).T
+                columns = self.statistics[kind_of(target)]
+                places = np.array([columns[f"{target}.{statistic}"] for statistic in table.columns], dtype=np.int64)
+                matrix[self._index(target, table.names)[:, None], places] = single(np.array(list(table.columns.values()), dtype=np.float64)).T
         return matrix
+
+    def _index(self, target: str, names: tuple[str, ...]) -> Index:
+        known, rows = self._rows.get(target, ((), _NONE))
+        if known != names:
+            kind = kind_of(target)
+            rows = np.array([self.subjects[kind, name] for name in names], dtype=np.int64)
+            self._rows[target] = names, rows
+        return rows
 
     def pack_series(self, snapshot: Snapshot) -> Vector:
         """Float64 [R, C] of a snapshot that :meth:`fit` has seen."""
         tracks = [(self.series[key, name], track) for key, by_name in snapshot.series.items() for name, track in by_name.items() if len(track.steps)]
+        if tracks and _alike([track for _, track in tracks]):
+            first = tracks[0][1]
+            out = self._empty_series(len(first.steps))
+            out[:, 0], out[:, 1] = first.steps, first.applied
+            for column, track in tracks:
+                out[:, column] = _one_nan(track.values)
+            return out
         places: dict[tuple[int, int, int], int] = {}
         rows = []
         for _, track in tracks:
@@ -94,14 +111,17 @@ class Layout:
             rows.append(row)
             places.update(dict.fromkeys(row, 0))
         places = {moment: index for index, moment in enumerate(sorted(places))}
-        out: Vector = np.full((len(places), len(self.series) + 2), ABSENT64, dtype=np.uint64).view(np.float64)
+        out = self._empty_series(len(places))
         for moment, index in places.items():
             out[index, :2] = moment[:2]
         for (column, track), row in zip(tracks, rows, strict=True):
-            values = np.array(track.values, dtype=np.float64)
-            values[np.isnan(values)] = np.nan
-            out[[places[moment] for moment in row], column] = values
+            out[[places[moment] for moment in row], column] = _one_nan(track.values)
         return out
+
+    def _empty_series(self, rows: int) -> Vector:
+        out = np.empty((rows, len(self.series) + 2), dtype=np.uint64)
+        out.fill(ABSENT64)
+        return out.view(np.float64)
 
     def unpack(self, snapshot: Snapshot, matrix: Single | None, rows: Vector | None) -> Snapshot:
         """The snapshot with its tables and series. Raises ValueError where an array does not fit the layout."""
@@ -182,6 +202,24 @@ def read_meta(numbers: np.ndarray[Any, Any]) -> tuple[Snapshot, dict[str, int]]:
         raise ValueError(f"{len(META)} numbers were expected of a snapshot, found shape {numbers.shape}")
     by_name = dict(zip(META, _whole(numbers).tolist(), strict=True))
     return Snapshot(by_name["step"], by_name["applied"], by_name["batch"], by_name["epoch"], urgent=bool(by_name["urgent"])), by_name
+
+
+def _alike(tracks: list[Track]) -> bool:
+    """Do all tracks hold the same steps in growing order?"""
+    first = tracks[0]
+    if len(first.steps) > 1 and not bool(np.all(first.steps[1:] > first.steps[:-1])):
+        return False
+    return all(
+        (track.steps is first.steps or np.array_equal(track.steps, first.steps))
+        and (track.applied is first.applied or np.array_equal(track.applied, first.applied))
+        for track in tracks[1:]
+    )
+
+
+def _one_nan(values: Vector) -> Vector:
+    """The values with every NaN as the same NaN, none of which is ``ABSENT64``."""
+    nan = np.isnan(values)
+    return np.where(nan, np.nan, values) if nan.any() else values
 
 
 def _whole(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -24,8 +24,13 @@ class Aggregates:
     def __init__(self) -> None:
         self._skipped: deque[float] = deque(maxlen=WINDOW)
 
+    def add(self, snapshot: Snapshot) -> None:
+        """Take note of every snapshot, also of those that are not drawn."""
+        for track in snapshot.tracks("run.skipped").values():
+            self._skipped.extend(track.values.tolist())
+
     def of(self, snapshot: Snapshot) -> dict[str, float]:
-        """The aggregates of one snapshot."""
+        """The aggregates of one snapshot that :meth:`add` has seen."""
         out: dict[str, float] = {}
         norms = _vector(snapshot, "gradient.norm")
         for track in snapshot.tracks("run.gradient_norm").values():
@@ -36,7 +41,8 @@ class Aggregates:
             out[tag("grad_norm", "max_layer")] = float(np.max(norms))
         ratios = _vector(snapshot, "update.ratio")
         if ratios is not None and np.isfinite(ratios).any():  # 0/0 says nothing about the others
-            low, middle, high = np.quantile(ratios[np.isfinite(ratios)], (0.05, 0.5, 0.95)).tolist()
+            ranked = np.sort(ratios[np.isfinite(ratios)])
+            low, middle, high = np.interp(np.array((0.05, 0.5, 0.95)) * (len(ranked) - 1), np.arange(len(ranked)), ranked).tolist()
             out |= {tag("update_ratio", "p05"): low, tag("update_ratio", "median"): middle, tag("update_ratio", "p95"): high}
         for name, key in (("dead_fraction", "activation.dead_share"), ("saturated_fraction", "activation.saturated_share")):
             shares = _vector(snapshot, key)
@@ -47,10 +53,8 @@ class Aggregates:
             out[tag("nonfinite", "count")] = count
         for track in snapshot.tracks("run.loss_scale").values():
             out[tag("loss_scale")] = float(track.values[-1])
-        for track in snapshot.tracks("run.skipped").values():
-            self._skipped.extend(track.values.tolist())
         if self._skipped:
-            out[tag("overflow", "rate")] = float(np.mean(self._skipped))
+            out[tag("overflow", "rate")] = sum(self._skipped) / len(self._skipped)
         for name, track in list(snapshot.tracks("optimizer.learning_rate").items())[:MOST_GROUPS]:
             out[tag("lr", name)] = float(track.values[-1])
         losses = list(snapshot.tracks("loss.value").items())[:MOST_LOSSES]
@@ -76,7 +80,8 @@ def nonfinite(snapshot: Snapshot) -> float | None:
             vector = table.columns.get(statistic)
             if vector is not None and len(vector):
                 seen = True
-                count += float(np.nansum(vector))
+                total = float(vector.sum())
+                count += total if total == total else float(np.nansum(vector))
     for key in ("loss.value", "run.gradient_norm"):
         for track in snapshot.tracks(key).values():
             seen = True

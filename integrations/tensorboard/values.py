@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,19 +13,20 @@ from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_
 
 PLUGIN = "trainvet"
 PREFIX = "trainvet/"
+LARGEST = float(np.finfo(np.float32).max)
 CONTENT = b'{"v":1}'
 _TYPES: dict[np.dtype[Any], int] = {np.dtype("<f4"): types_pb2.DT_FLOAT, np.dtype("<f8"): types_pb2.DT_DOUBLE}
 _DTYPES: dict[int, np.dtype[Any]] = {code: dtype for dtype, code in _TYPES.items()}
 
 
-def _value(tensor: Any, plugin: str, content: bytes) -> Any:
-    metadata = summary_pb2.SummaryMetadata(
-        plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name=plugin, content=content), data_class=summary_pb2.DATA_CLASS_TENSOR
-    )
-    return summary_pb2.Summary.Value(tensor=tensor, metadata=metadata)
+@functools.cache
+def _metadata(plugin: str, content: bytes) -> Any:
+    data = summary_pb2.SummaryMetadata.PluginData(plugin_name=plugin, content=content)
+    return summary_pb2.SummaryMetadata(plugin_data=data, data_class=summary_pb2.DATA_CLASS_TENSOR)
 
 
-def _shape(sizes: Sequence[int]) -> Any:
+@functools.lru_cache(256)
+def _shape(sizes: tuple[int, ...]) -> Any:
     return tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=size) for size in sizes])
 
 
@@ -31,13 +34,14 @@ def array(values: np.ndarray[Any, Any]) -> Any:
     """A float32 or float64 tensor of our plugin, little-endian and bit for bit (NaN payloads too)."""
     data = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
     tensor = tensor_pb2.TensorProto(dtype=_TYPES[data.dtype], tensor_shape=_shape(data.shape), tensor_content=data.tobytes())
-    return _value(tensor, PLUGIN, CONTENT)
+    return summary_pb2.Summary.Value(tensor=tensor, metadata=_metadata(PLUGIN, CONTENT))
 
 
 def strings(texts: Sequence[str], plugin: str = PLUGIN, content: bytes = CONTENT) -> Any:
     """A string tensor [n] of our plugin."""
     data = [text.encode("utf-8", "replace") for text in texts]
-    return _value(tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=_shape([len(data)]), string_val=data), plugin, content)
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=_shape((len(data),)), string_val=data)
+    return summary_pb2.Summary.Value(tensor=tensor, metadata=_metadata(plugin, content))
 
 
 def markdown(text: str) -> Any:
@@ -47,8 +51,9 @@ def markdown(text: str) -> Any:
 
 def scalar(number: float) -> Any:
     """A number for the Scalars dashboard (float32)."""
-    with np.errstate(over="ignore"):
-        return summary_pb2.Summary.Value(simple_value=float(np.float32(number)))
+    if abs(number) > LARGEST:  # the protocol buffer would refuse it
+        number = math.copysign(math.inf, number)
+    return summary_pb2.Summary.Value(simple_value=number)
 
 
 def event(step: int, wall_time: float, values: Mapping[str, Any], known: set[str]) -> bytes:
@@ -74,6 +79,7 @@ def session_start(step: int, wall_time: float) -> bytes:
     return bytes(event_pb2.Event(wall_time=wall_time, step=step, session_log=log).SerializeToString())
 
 
+@functools.lru_cache(4096)
 def tag(*parts: str) -> str:
     """A tag below our prefix; what is not a letter, digit or one of ``._-`` in a part becomes ``_``."""
     return PREFIX + "/".join(re.sub(r"[^A-Za-z0-9._-]", "_", part)[:80] or "_" for part in parts)
