@@ -35,8 +35,8 @@ def order(findings: Sequence[Finding], depth: Mapping[str, int] | None = None) -
     """Headlines, first cause first, each with its consequences folded under it.
 
     A finding B is a consequence of A when A may bring about B (the table above), A is at least a warning, and A's condition began
-    no later than B's. A repeated finding of one rule is folded under its first one. Ties are broken by ``depth`` (the place in the
-    forward pass of a finding's first subject): upstream first.
+    no later than B's. A repeated finding of one rule is folded under its first one, which then speaks with the higher severity of the
+    two. Ties are broken by ``depth`` (the place in the forward pass of a finding's first subject): upstream first.
     """
     place = depth or {}
     ranked = sorted(findings, key=lambda item: _key(item, place))
@@ -49,17 +49,22 @@ def order(findings: Sequence[Finding], depth: Mapping[str, int] | None = None) -
                 break
         else:
             heads.append(finding)
-    return [dataclasses.replace(head, consequences=tuple(folded.get(index, ()))) for index, head in enumerate(heads)]
+    return [_with_consequences(head, folded.get(index, [])) for index, head in enumerate(heads)]
 
 
 def explains(cause: Finding, effect: Finding) -> bool:
     """May ``cause`` have brought about ``effect``?"""
+    if cause.code == effect.code:
+        return cause.severity >= Severity.WARNING or cause.severity >= effect.severity
     if cause.severity < Severity.WARNING or cause.first_step > effect.step:
         return False
-    if cause.code == effect.code:
-        return cause.severity >= effect.severity
     known = CONSEQUENCES.get(cause.code, ())
     return any(effect.code.startswith(prefix) for prefix in known) and cause.first_step <= max(effect.first_step, 0)
+
+
+def _with_consequences(head: Finding, folded: list[Finding]) -> Finding:
+    worst = max((finding.severity for finding in folded if finding.code == head.code), default=head.severity)
+    return dataclasses.replace(head, severity=max(head.severity, worst), consequences=tuple(folded))
 
 
 def _key(finding: Finding, depth: Mapping[str, int]) -> tuple[int, int, int, int, int]:
