@@ -35,14 +35,14 @@ class LearningRate:
         self._planned = {item.group: float(np.nanmax(item.curve)) for item in facts.schedules if len(item.curve) and np.isfinite(item.curve).any()}
         self._betas = next((item.betas for item in facts.optimizers if item.family == "adam" and len(item.betas) > 1), ())
 
-    def follow(self, snapshot: Snapshot) -> None:
-        """Take over the rates of a snapshot; call it once for each."""
+    def follow(self, snapshot: Snapshot, until: int | None = None) -> None:
+        """Take over the rates of a snapshot, or only those up to the step ``until``; call it with every snapshot."""
         for group, track in snapshot.tracks("optimizer.learning_rate").items():
-            finite = track.values[np.isfinite(track.values)]
+            finite = track.values[np.isfinite(track.values) & (track.steps <= (snapshot.step if until is None else until))]
             if len(finite):
                 self._now[group] = float(finite[-1])
                 self._peak[group] = max(self._peak.get(group, 0.0), float(finite.max()))
-        if snapshot.tables:
+        if snapshot.tables and until is None:
             for group, now in self._now.items():
                 before = self._mark.get(group)
                 self._rising[group] = before is not None and now > before * (1 + RISE)

@@ -36,15 +36,8 @@ class Matrices:
         stands for a weight that was exactly 0: its RMS is 0.
         """
         column = snapshot.column("update.ratio")
-        change = snapshot.column("update.rms")
-        if column is None or change is None:
-            return (), np.empty(0), np.empty(0)
-        keep = [index for index, name in enumerate(column[0]) if name in self._chosen]
-        names = tuple(column[0][index] for index in keep)
-        ratio, moved = column[1][keep], change[1][keep]
-        weight = snapshot.column("weight.rms")
-        after = dict(zip(weight[0], weight[1], strict=True)) if weight is not None else {}
-        still = np.array([after.get(name, np.inf) for name in names])
+        names = tuple(name for name in (column[0] if column is not None else ()) if name in self._chosen)
+        ratio, moved, after = (snapshot.values(key, names) for key in ("update.ratio", "update.rms", "weight.rms"))
         with np.errstate(divide="ignore", invalid="ignore"):
-            before = np.where(ratio > 0, moved / ratio, still)
-        return names, np.where(np.isfinite(ratio), ratio, 0.0), np.where(np.isfinite(ratio), before, 0.0)
+            before = np.where(ratio > 0, moved / ratio, np.where(np.isnan(after), np.inf, after))
+        return names, np.where(np.isfinite(ratio), ratio, 0.0), np.where(np.isfinite(ratio) & np.isfinite(moved), before, 0.0)

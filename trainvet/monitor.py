@@ -101,28 +101,37 @@ class Monitor:
         self._seen: set[str] = set()
         self._off: dict[str, str] = {}
         self._keys: frozenset[str] | None = None
+        self._begun = False
 
     # ---- the run, in order
 
     def begin(self, facts: Facts, step: int = 0) -> Action:
         """The run starts, resumes, or its plan changed; ``step`` is the next optimizer-step attempt."""
-        first = not self._facts.framework
-        self._facts = facts
+        first, self._begun = not self._begun, True
+        self._facts, self._keys = facts, None
+        self._poison.begin(facts)
         if first:
             self.schedule.begin(facts.planned_steps, step)
             self._tell_sinks(lambda sink: sink.start(step, self.environment))
         self._tell_sinks(lambda sink: sink.facts(step, facts))
-        found = []
+        found: list[Finding] = []
         for key, rule in list(self.selection.rules.items()):
             found += self._run(key, rule, lambda rule=rule: rule.begin(facts))  # type: ignore[misc]
+        # rules have no clock of their own: what the plan shows holds from this step on
+        found = [dataclasses.replace(finding, step=step, first_step=step) if finding.step < step else finding for finding in found]
         return self._tell(found, Snapshot(step=step, applied=self.applied))
 
     def want(self, step: int) -> frozenset[str]:
         """The statistics that are due at ``step``: all that some rule reads on a sampled step, the series on every step."""
+        return self.keys if self.schedule.due(step) else self.keys & EVERY_STEP
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """All statistics that some selected rule reads and that can be observed here."""
         if self._keys is None:
             read = frozenset(key for rule in self.selection.rules.values() for key in rule.reads)
             self._keys = frozenset(key for key in read if self._facts.why_not((key,)) == "")
-        return self._keys if self.schedule.due(step) else self._keys & EVERY_STEP
+        return self._keys
 
     def due(self, step: int) -> bool:
         """Is ``step`` a sampled step?"""
@@ -144,7 +153,7 @@ class Monitor:
         found: list[Finding] = []
         for key, rule in list(self.selection.rules.items()):
             seen = snapshot if rule.sees_poison else clean
-            if seen is None or not rule.reads & keys:
+            if seen is None or not rule.reads & (keys if seen is snapshot else frozenset(seen.keys())):
                 continue
             self._checks[key] = self._checks.get(key, 0) + 1
             found += self._run(key, rule, lambda rule=rule, seen=seen: rule.check(seen))  # type: ignore[misc]
@@ -209,7 +218,7 @@ class Monitor:
             "step": self.step,
             "applied": self.applied,
             "schedule": self.schedule.state_dict(),
-            "rules": {key: rule.state_dict() for key, rule in self.selection.rules.items()},
+            "rules": {key: self._state(key, rule) for key, rule in self.selection.rules.items()},
             "findings": [finding.to_dict() for finding in self._found],
         }
 
@@ -219,7 +228,8 @@ class Monitor:
         self.schedule.load_state_dict(state["schedule"])
         for key, saved in state["rules"].items():
             if key in self.selection.rules and saved:
-                self.selection.rules[key].load_state_dict(saved)
+                rule = self.selection.rules[key]
+                self._run(key, rule, lambda rule=rule, saved=saved: rule.load_state_dict(saved) or ())  # type: ignore[misc]
         self._found = [Finding.from_dict(item) for item in state["findings"]]
 
     # ---- inside
@@ -234,11 +244,16 @@ class Monitor:
             self.failed(f"{rule.code} {rule.name} was switched off")
             return []
 
+    def _state(self, key: str, rule: Rule) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        self._run(key, rule, lambda: state.update(rule.state_dict()) or ())
+        return state
+
     def _tell(self, found: list[Finding], snapshot: Snapshot) -> Action:
         told = [self._shape(finding) for finding in found]
         kept = [finding for finding in told if finding is not None]
         action = Action.NOTHING
-        before = {(head.code, head.step, head.where) for head in order(self._found)} if kept else set()
+        before = {(head.code, head.step, head.where) for head in self.report.findings} if kept else set()
         for finding in kept:
             self._found.append(finding)
             if self.aborted_by is None and self.abort_on.applies(finding):
@@ -287,14 +302,14 @@ class Monitor:
         checks = self._checks.get(key, 0)
         if key in self._off:
             return Coverage(rule.code, rule.name, states.FAILED, self._off[key], checks)
+        missing = rule.missing()
         if not rule.reads:
-            return Coverage(rule.code, rule.name, states.CHECKED, "from the run's facts", 1)
+            return Coverage(rule.code, rule.name, states.MISSING if missing else states.CHECKED, missing or "from the run's facts", 1)
         reason = self._facts.why_not(rule.reads)
         if reason and not checks:
             return Coverage(rule.code, rule.name, states.UNOBSERVABLE, reason)
         if not checks:
             return Coverage(rule.code, rule.name, states.NO_DATA)
-        missing = rule.missing()
         return Coverage(rule.code, rule.name, states.MISSING if missing else states.CHECKED, missing, checks)
 
 

@@ -280,7 +280,7 @@ def build(kind: type[Rule], settings: Mapping[str, Any]) -> Rule:
             raise ValueError(f"{defect(kind)} has no setting {key!r}{hint}")
         default = fields[key].default
         number = isinstance(default, int | float) and not isinstance(default, bool)
-        if number != (isinstance(value, int | float) and not isinstance(value, bool)):
+        if number != (isinstance(value, int | float) and not isinstance(value, bool)) or isinstance(default, bool) != isinstance(value, bool):
             raise ValueError(f"{defect(kind)}: setting {key}={value!r} must be of the same kind as its default {default!r}")
         if isinstance(default, int) and not isinstance(default, bool) and not float(value).is_integer():
             raise ValueError(f"{defect(kind)}: setting {key}={value!r} must be a whole number")
@@ -289,7 +289,8 @@ def build(kind: type[Rule], settings: Mapping[str, Any]) -> Rule:
     unknown = [key for key in rule.reads if key not in MEANING]
     if unknown:
         near = difflib.get_close_matches(unknown[0], MEANING, n=3)
-        raise ValueError(f"{rule.name} reads the unknown statistic {unknown[0]!r}; did you mean {' or '.join(near) or 'one of trainvet.statistics.MEANING'}?")
+        hint = " or ".join(near) or "one of trainvet.statistics.MEANING"
+        raise ValueError(f"{rule.name} reads the unknown statistic {unknown[0]!r}; did you mean {hint}?")
     return rule
 
 

@@ -7,6 +7,7 @@ the column in TensorBoard.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -137,6 +138,16 @@ class Snapshot:
             return None
         return table.names, table.columns[statistic]
 
+    def values(self, key: str, names: tuple[str, ...]) -> Vector:
+        """A sampled statistic for ``names``, float64 [S]; NaN where it was not measured."""
+        column = self.column(key)
+        if column is None:
+            return np.full(len(names), np.nan)
+        if column[0] == names:
+            return column[1]
+        known = dict(zip(column[0], column[1].tolist(), strict=True))
+        return np.array([known.get(name, np.nan) for name in names], dtype=np.float64)
+
     def tracks(self, key: str) -> Mapping[str, Track]:
         """Every-step series of ``key`` by subject name ("loss.value" -> {"loss": Track}); empty where there is none."""
         return self.series.get(key, {})
@@ -255,12 +266,12 @@ class Facts:
         """Subjects of one kind ("parameter", "activation", "buffer", "input", "label") by name."""
         return {subject.name: subject for subject in self.subjects if subject.kind == kind}
 
-    @property
+    @functools.cached_property
     def parameters(self) -> dict[str, Subject]:
         """Parameters by name."""
         return self.of("parameter")
 
-    @property
+    @functools.cached_property
     def owned(self) -> frozenset[str]:
         """Names of the parameters that some optimizer holds."""
         return frozenset(name for optimizer in self.optimizers for name in optimizer.parameters)

@@ -1,0 +1,138 @@
+"""WT102: a trainable parameter that no optimizer holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainvet.finding import Finding, Severity
+from trainvet.rule import Rule
+from trainvet.statistics import Facts
+
+
+@dataclasses.dataclass
+class ParameterWithoutOptimizer(Rule):
+    """
+    ## What it checks
+    Every parameter that requires a gradient belongs to some optimizer, and every tensor in an optimizer belongs to the model.
+    ## Why it matters
+    Such a parameter is differentiated and never moved. Its gradient is not cleared either, so that it grows and looks like an explosion.
+    ## What to do
+    Hand the parameter to the optimizer, or freeze it so that the intention shows (``requires_grad = False``, ``trainable = False``).
+    ## Known limits
+    INFO only for whole modules that repeat a trained one (teacher, target network), for whole modules left out of a model that was loaded (linear
+    probing), and for extra tensors in an optimizer that holds all of the model. Silent where no optimizer is known.
+    """
+
+    code = "WT102"
+    severity = Severity.ERROR
+    causes = ("the optimizer was built from a part of the model", "a module was added or replaced after the optimizer had been built")
+    fixes = ("hand them to the optimizer: build it from all of the model's parameters, or add a group", "freeze them if they are not to be trained")
+
+    def __post_init__(self) -> None:
+        self._told: set[str] = set()
+        self._known = False
+
+    def begin(self, facts: Facts) -> Iterable[Finding]:
+        """Judge the plan; of a changed plan only what is new is told."""
+        foreign = {f"optimizer:{item.name}": item.unknown_parameters for item in facts.optimizers if item.unknown_parameters}
+        self._known = bool(facts.owned or foreign)
+        if not self._known:
+            return
+        trainable = {name: subject.shape for name, subject in facts.parameters.items() if subject.trainable}
+        missing = [name for name in trainable if name not in facts.owned]
+        groups = together(missing, list(trainable))
+        held = {name: shape for name, shape in trainable.items() if name in facts.owned}
+        meant = {
+            place for place, names in groups.items() if place not in ("", *names) and (facts.pretrained or repeats(place, names, trainable, held))
+        }
+        for severity in (Severity.ERROR, Severity.INFO):
+            chosen = {
+                place: names
+                for place, names in groups.items()
+                if (place in meant) == (severity is Severity.INFO) and not self._told.issuperset(names)
+            }
+            if chosen:
+                yield self._missing(facts, severity, chosen, len(trainable))
+        for key, count in foreign.items():
+            if key not in self._told:
+                yield self._foreign(key.partition(":")[2], count, bool(missing))
+        self._told = {*missing, *foreign}
+
+    def _missing(self, facts: Facts, severity: Severity, groups: Mapping[str, list[str]], trainable: int) -> Finding:
+        names = facts.upstream_first(name for chosen in groups.values() for name in chosen)
+        shown = [place_of(place, groups[place]) for place in sorted(groups, key=lambda place: names.index(groups[place][0]))]
+        places = ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
+        return self.finding(
+            0,
+            f"{len(names)} of {trainable} trainable parameters belong to no optimizer and will never move",
+            subjects=names,
+            where=places,
+            severity=severity,
+            evidence={"parameters": len(names), "trainable": trainable},
+            threshold="every trainable parameter in an optimizer",
+        )
+
+    def _foreign(self, optimizer: str, count: int, missing: bool) -> Finding:
+        return self.finding(
+            0,
+            f"{count} tensors in the optimizer are not parameters of the model",
+            where=optimizer,
+            severity=Severity.ERROR if missing else Severity.INFO,
+            evidence={"tensors": count},
+            threshold="every tensor in the optimizer a parameter of the model",
+            causes=("the model was replaced, wrapped or re-flattened after the optimizer had been built", "parameters of a loss or of another model"),
+            fixes=("build the optimizer last, from the model that is trained",),
+        )
+
+    def missing(self) -> str:
+        """Without an optimizer there is nothing to judge."""
+        return "" if self._known else "no optimizer is known"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was told."""
+        return {"told": sorted(self._told)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._told = set(state["told"])
+
+
+def together(missing: list[str], trainable: list[str]) -> dict[str, list[str]]:
+    """``missing`` by the outermost module all of whose trainable parameters are missing ("" = the whole model), else by their own names."""
+    total = Counter(prefix for name in trainable for prefix in prefixes(name))
+    lost = Counter(prefix for name in missing for prefix in prefixes(name))
+    groups: dict[str, list[str]] = {}
+    for name in missing:
+        groups.setdefault(next((prefix for prefix in prefixes(name) if lost[prefix] == total[prefix]), name), []).append(name)
+    return groups
+
+
+def prefixes(name: str) -> list[str]:
+    """ "a.b.weight" -> ["", "a", "a.b"]."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts))]
+
+
+def repeats(place: str, names: list[str], shapes: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
+    """Is the module ``place`` a copy of a trained one: the same names and shapes under a name that differs in more than a number?"""
+    if len({name.rpartition(".")[0] for name in names}) < 2:
+        return False
+    tails = {name[len(place) + 1 :]: shapes[name] for name in names}
+    first = next(iter(tails))
+    stems = [name[: len(name) - len(first)] for name in held if f".{name}".endswith(f".{first}")]
+    numberless = re.sub(r"\d+", "", place)
+    return any(
+        re.sub(r"\d+", "", stem.rstrip(".")) != numberless and all(held.get(stem + tail) == shape for tail, shape in tails.items()) for stem in stems
+    )
+
+
+def place_of(place: str, names: list[str]) -> str:
+    """ "backbone (4 parameters: backbone.0.weight, …)", or the name of a single parameter."""
+    if names == [place]:
+        return place
+    more = ", …" if len(names) > 1 else ""
+    return f"{place or 'the whole model'} ({len(names)} parameters: {names[0]}{more})"

@@ -1,0 +1,132 @@
+"""WT101: a weight that receives gradients, belongs to an optimizer, and never moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from trainvet.finding import Finding, Severity
+from trainvet.learning_rate import LearningRate
+from trainvet.rule import Rule, Streak
+from trainvet.statistics import Facts, Snapshot
+
+SAMPLED = 1024  # elements of a tensor that a probe compares
+SPARSE = 0.9  # share of zero gradients beyond which the compared elements may all be untouched ones
+HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # a smaller relative change may be lost
+
+
+@dataclasses.dataclass
+class UnchangedWeight(Rule):
+    """
+    ## What it checks
+    No compared element of a weight changed on ``patience`` samples with a learning rate above 0, although its gradient's RMS exceeds ``share`` of the
+    median over all weights that have one. Equality is exact: a small change is a change. The first 10 steps count as samples.
+    ## Why it matters
+    Part of the model does not train while the loss still falls, so the curve looks healthy.
+    ## What to do
+    See whether the step reaches this very tensor: its optimizer group, its rate, and whether the update is lost in rounding.
+    ## Known limits
+    Silent for frozen weights, weights without an optimizer (WT102) or without a gradient (GR104), and large tables of which a step touches few rows.
+    At most INFO for a bias in front of a normalisation layer (it has no effect) and for a scalar (often clamped on purpose).
+    """
+
+    code = "WT101"
+    severity = Severity.ERROR
+    reads: ClassVar[frozenset[str]] = frozenset({"update.unchanged", "gradient.rms", "gradient.zero_share", "weight.rms", "optimizer.learning_rate"})
+    causes = ("the optimizer steps a copy of the tensor, not the one in the model", "something writes the old value back after each step")
+    fixes = ("build the optimizer after the model is final (moved, wrapped, loaded)", "give the tensor to an optimizer group with a rate above 0")
+
+    patience: int = 20
+    share: float = 1e-3
+
+    def __post_init__(self) -> None:
+        self._facts = Facts()
+        self._judged: frozenset[str] = frozenset()
+        self._mild: frozenset[str] = frozenset()
+        self._rate = LearningRate()
+        self._streak = Streak(self.patience)
+        self._samples = 0
+
+    def begin(self, facts: Facts) -> Iterable[Finding]:
+        """Which weights could move."""
+        self._facts = facts
+        self._rate.begin(facts)
+        parameters, owned = facts.parameters, facts.owned
+        self._judged = frozenset(name for name, subject in parameters.items() if subject.trainable and (not owned or name in owned))
+        self._mild = frozenset(name for name, subject in parameters.items() if subject.role == "bias-before-norm" or subject.numel == 1)
+        return ()
+
+    def check(self, snapshot: Snapshot) -> Iterable[Finding]:
+        """Count each weight's samples without a change; samples that cannot speak for it are left out."""
+        self._rate.follow(snapshot)
+        unchanged, gradients = snapshot.column("update.unchanged"), snapshot.column("gradient.rms")
+        if unchanged is None or gradients is None:
+            return
+        names = tuple(name for name in unchanged[0] if name in self._judged and not self._table(name))
+        speaks = (self._rate.of(names) > 0) & ~((snapshot.values("gradient.zero_share", names) > SPARSE) & self._large(names))
+        names = tuple(name for name, counts in zip(names, speaks, strict=True) if counts)
+        size = snapshot.values("gradient.rms", names)
+        if not names or not np.any(gradients[1] > 0):
+            return
+        self._samples += 1
+        floor = self.share * float(np.median(gradients[1][gradients[1] > 0]))
+        holds = (snapshot.values("update.unchanged", names) == 1) & (size > floor)
+        due = [names[position] for position in self._streak.update(names, holds, snapshot.step)]
+        for mild in (False, True):
+            concerned = self._facts.upstream_first(name for name in due if (name in self._mild) == mild)
+            if concerned:
+                yield self._tell(snapshot, concerned, mild)
+
+    def _tell(self, snapshot: Snapshot, names: tuple[str, ...], mild: bool) -> Finding:
+        rate = float(self._rate.of(names[:1])[0])
+        size, weight = (float(snapshot.values(key, names[:1])[0]) for key in ("gradient.rms", "weight.rms"))
+        causes, fixes = self._lost(names[0], rate, size, weight)
+        if mild:
+            causes = ["a bias in front of a normalisation layer has no effect on the loss; a scalar may be clamped on purpose"]
+            fixes = ["build the layer without a bias"]
+        return self.finding(
+            snapshot.step,
+            f"not one compared element changed on {self.patience} samples, although gradient, learning rate and optimizer are there",
+            first_step=min(self._streak.first(name) for name in names),
+            subjects=names,
+            severity=Severity.INFO if mild else None,
+            evidence={"weights": len(names), "gradient rms": size, "weight rms": weight, "learning rate": rate},
+            threshold=f"a change within {self.patience} samples",
+            causes=causes if mild else [*causes, *self.causes],
+            fixes=fixes if mild else [*fixes, *self.fixes],
+        )
+
+    def _lost(self, name: str, rate: float, size: float, weight: float) -> tuple[list[str], list[str]]:
+        """Is the update, as far as the optimizer's family tells its size, below what the number format resolves?"""
+        subject = self._facts.parameters[name]
+        family = next((item.family for item in self._facts.optimizers if name in item.parameters), "other")
+        step = {"adam": rate, "sgd": rate * size}.get(family, np.nan) / weight if weight > 0 else np.nan
+        if not step < HALF_ULP.get(subject.dtype, 0.0):
+            return [], []
+        keep = [] if subject.dtype == "float32" else ["keep float32 weights (mixed precision), or round stochastically"]
+        return [f"an update of about {step:.1g} of the weight is lost in {subject.dtype} rounding"], [*keep, self._rate.advice([name], 1e-3 / step)]
+
+    def _large(self, names: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        parameters = self._facts.parameters
+        return np.array([parameters[name].numel > SAMPLED for name in names], dtype=bool)
+
+    def _table(self, name: str) -> bool:
+        subject = self._facts.parameters[name]
+        return subject.role == "embedding" and subject.numel > SAMPLED
+
+    def missing(self) -> str:
+        """How many samples there were."""
+        return "" if self._samples >= self.patience else f"{self._samples} of {self.patience} samples with a learning rate above 0"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running streaks."""
+        return {"streak": self._streak.state_dict(), "rate": self._rate.state_dict(), "samples": self._samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._streak.load_state_dict(state["streak"])
+        self._rate.load_state_dict(state["rate"])
+        self._samples = int(state["samples"])
