@@ -65,8 +65,10 @@ def find(
     gradients, parameters = counts(here, "gradient.nan", "gradient.inf"), facts.parameters
     # an update with a bad gradient makes the weight bad too; a weight whose gradient is finite was bad before, or its optimizer made it so
     own = [name for name in weights if (name in measured and name not in gradients) or (name in parameters and not parameters[name].trainable)]
+    if here.urgent and len(weights) < len(_names(here, "weight")):  # looked at before the update, which would have reached them all
+        own = list(weights)
     if own:
-        return Origin("weight", facts.upstream_first(own), "weights are not finite although their gradients are")
+        return Origin("weight", facts.upstream_first(own), "weights were not finite before their gradients were")
     nan = facts.upstream_first(name for name in counts(here, "activation.nan") if name not in harmless)
     if nan:
         return Origin("activation", nan[:1], f"the first NaN of the forward pass is in the output of {nan[0]}")
