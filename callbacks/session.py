@@ -89,6 +89,7 @@ class Session:
         )
         self.probe: Probe | None = None
         self.alive = True
+        self._aborting = False
         self.checkpoint: Callable[[int | None], str | None] = lambda step: None
         self._stop = stop
         self._started = time.perf_counter()
@@ -104,13 +105,16 @@ class Session:
     def observe(self, snapshots: Iterable[Snapshot]) -> None:
         """Judge what has arrived; raises TrainingAborted when the user asked for that."""
         for snapshot in snapshots:
-            self.act(self.monitor.observe(round_tables(snapshot)))
+            self.monitor.observe(round_tables(snapshot))
+            if self.monitor.aborted_by is not None and not self._aborting:
+                self.act(Action.ABORT)
 
     def act(self, action: Action) -> None:
         """Carry out what the monitor decided."""
         if action is Action.ABORT:
             finding = self.monitor.aborted_by
             assert finding is not None
+            self._aborting = True
             self.abort(f"{finding.code} {finding.name} at {finding.where or 'the run'}, step {finding.step}: {finding.message}")
 
     def abort(self, reason: str) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 FULL = ("mean", "abs_mean", "std", "abs_max", "min", "max", "zero_share", "nan", "inf", "identical_rows")
+COUNTS = ("nan", "inf")
 
 
 def flat_real(tensor: Tensor) -> Tensor:
@@ -17,26 +18,45 @@ def flat_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-@torch.no_grad()
 def norms(tensors: Sequence[Tensor | None]) -> Tensor:
     """L2 norm of each tensor, float32 [P] (float64 where a tensor is); 0 for None and empty tensors.
 
-    One multi-tensor call per dtype group, accumulated in float32, so that fp16 does not overflow; non-finite elements propagate, which makes
+    One multi-tensor call, accumulated in float32, so that fp16 does not overflow; non-finite elements propagate, which makes
     the norm the non-finite flag too (a norm beyond 1.8e19 of finite elements also overflows: counts tell them apart).
     """
+    first = tensors[0] if tensors else None
+    if first is not None and all(_plain(tensor, first) for tensor in tensors):
+        wide = torch.float64 if first.dtype is torch.float64 else torch.float32
+        chosen = [tensor.detach() for tensor in tensors] if first.requires_grad else tensors  # type: ignore[union-attr]
+        return torch.stack(torch._foreach_norm(chosen, 2, dtype=wide))  # type: ignore[arg-type]
+    return _mixed_norms(tensors)
+
+
+def _plain(tensor: Tensor | None, like: Tensor) -> bool:
+    return (
+        tensor is not None
+        and tensor.dtype is like.dtype
+        and tensor.layout is torch.strided
+        and not tensor.is_complex()
+        and tensor.device == like.device
+        and tensor.requires_grad is like.requires_grad
+    )
+
+
+@torch.no_grad()
+def _mixed_norms(tensors: Sequence[Tensor | None]) -> Tensor:
     present = [(index, flat_real(tensor.detach())) for index, tensor in enumerate(tensors) if tensor is not None and tensor.numel()]
     if not present:
         return torch.zeros(len(tensors))
-    if len({(tensor.device, tensor.dtype) for _, tensor in present}) == 1:
-        chosen = [tensor for _, tensor in present]
-        wide = torch.float64 if chosen[0].dtype is torch.float64 else torch.float32
-        measured = torch.stack(torch._foreach_norm(chosen, 2, dtype=wide))
-    else:
-        measured = torch.stack([torch.linalg.vector_norm(tensor, dtype=torch.float64).to(present[0][1].device) for _, tensor in present])
-    if len(present) == len(tensors):
-        return measured
-    full = measured.new_zeros(len(tensors))
-    full[torch.tensor([index for index, _ in present], device=measured.device)] = measured
+    home = present[0][1].device
+    groups: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
+    for index, tensor in present:
+        groups.setdefault((tensor.device, tensor.dtype), []).append((index, tensor))
+    wide = torch.float64 if any(dtype is torch.float64 for _, dtype in groups) else torch.float32
+    full = torch.zeros(len(tensors), device=home, dtype=wide)
+    for members in groups.values():
+        measured = torch.stack(torch._foreach_norm([tensor for _, tensor in members], 2, dtype=wide))
+        full[torch.tensor([index for index, _ in members], device=home)] = measured.to(home)
     return full
 
 
@@ -82,21 +102,6 @@ def table(tensors: Sequence[Tensor | None], names: Iterable[str]) -> dict[str, T
         cells = [zero if tensor is None or not tensor.numel() else statistic(name, tensor).to(device=device) for tensor in real]
         columns[name] = torch.stack([cell.to(torch.float64) if cell.dtype is torch.float64 else cell.float() for cell in _same(cells)])
     return columns
-
-
-COUNTS = ("nan", "inf")
-
-
-@torch.no_grad()
-def counts(tensors: Sequence[Tensor | None], lengths: Tensor) -> dict[str, Tensor]:
-    """Numbers of NaN and of infinite elements of each tensor: {"nan": [P], "inf": [P]}; ``lengths`` are the tensors' norms.
-
-    On CPU, where looking at a number costs nothing, finite norms spare the counting.
-    """
-    if lengths.device.type == "cpu" and bool(torch.isfinite(lengths).all()):
-        zeros = torch.zeros(len(tensors))
-        return dict.fromkeys(COUNTS, zeros)
-    return table(tensors, COUNTS)
 
 
 @torch.no_grad()

@@ -59,6 +59,13 @@ class Plan:
         self.signature = self._sign()
         self.refresh_buffers()
 
+    def again(self) -> Plan:
+        """A new plan for the same module and optimizers; what was learnt about structure stays."""
+        plan = Plan(self.module, self.optimizers)
+        plan.depth |= self.depth
+        plan.before_norm = self.before_norm
+        return plan
+
     def refresh_buffers(self) -> None:
         """Look the floating buffers up again: user code may have replaced them."""
         self.buffers = {

@@ -31,6 +31,11 @@ class Readback(Generic[T]):
         self._flying: deque[tuple[_Sent, T]] = deque()
         self._pinned: dict[int, list[Tensor]] = {}
 
+    @property
+    def flying(self) -> bool:
+        """Is anything on its way?"""
+        return bool(self._flying)
+
     def send(self, row: Tensor, note: T) -> bool:
         """Hand over a flat device tensor with what belongs to it; False where it had to be dropped."""
         if row.device.type == "cpu":

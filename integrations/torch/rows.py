@@ -6,8 +6,6 @@ import numpy as np
 
 from trainvet.statistics import Snapshot, Table, Track
 
-BLOCK = 16
-
 
 class Rows:
     """Collects one row per optimizer-step attempt on the host and hands them over as tracks."""
@@ -23,11 +21,6 @@ class Rows:
         return len(self._steps)
 
     @property
-    def full(self) -> bool:
-        """Is it time to hand them over?"""
-        return len(self._steps) >= BLOCK
-
-    @property
     def last(self) -> int:
         """The newest step."""
         return self._steps[-1]
@@ -35,16 +28,16 @@ class Rows:
     def add(
         self,
         step: int,
-        *,
         loss_name: str,
         loss: float | None,
         norm: float,
-        rates: dict[str, float],
+        groups: tuple[str, ...],
+        rates: tuple[float, ...],
         scale: float | None = None,
         skipped: bool | None = None,
         changed: bool = True,
     ) -> None:
-        """One attempt. ``changed``: did it move weights."""
+        """One attempt. ``changed``: did it move weights; ``groups`` and ``rates``: learning rates by group."""
         self.applied += changed
         place = len(self._steps)
         self._steps.append(step)
@@ -52,7 +45,7 @@ class Rows:
         if loss is not None:
             self._put("loss.value", loss_name, place, loss)
         self._put("run.gradient_norm", "run", place, norm)
-        for name, rate in rates.items():
+        for name, rate in zip(groups, rates, strict=True):
             self._put("optimizer.learning_rate", name, place, rate)
         if scale is not None:
             self._put("run.loss_scale", "run", place, scale)
