@@ -68,7 +68,7 @@ def find(
     if here.urgent and len(weights) < len(_names(here, "weight")):  # looked at before the update, which would have reached them all
         own = list(weights)
     if own:
-        return Origin("weight", facts.upstream_first(own), "weights were not finite before their gradients were")
+        return Origin("weight", facts.upstream_first(own), "weights are not finite, and no gradient made them so")
     nan = facts.upstream_first(name for name in counts(here, "activation.nan") if name not in harmless)
     if nan:
         return Origin("activation", nan[:1], f"the first NaN of the forward pass is in the output of {nan[0]}")

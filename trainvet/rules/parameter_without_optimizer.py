@@ -49,12 +49,9 @@ class ParameterWithoutOptimizer(Rule):
         meant = {
             place for place, names in groups.items() if place not in ("", *names) and (facts.pretrained or repeats(place, names, trainable, held))
         }
+        fresh = {place: [name for name in names if name not in self._told] for place, names in groups.items()}
         for severity in (Severity.ERROR, Severity.INFO):
-            chosen = {
-                place: names
-                for place, names in groups.items()
-                if (place in meant) == (severity is Severity.INFO) and not self._told.issuperset(names)
-            }
+            chosen = {place: names for place, names in fresh.items() if names and (place in meant) == (severity is Severity.INFO)}
             if chosen:
                 yield self._missing(facts, severity, chosen, len(trainable))
         for key, count in foreign.items():
