@@ -52,17 +52,18 @@ class Attempt:
         """Did this attempt move weights?"""
         return not (self.skipped or self.dropped)
 
-    def read(self) -> None:
+    def read(self, host_norms: Vector | None = None) -> None:
         """Read loss, norms and scale now (on CPU that costs nothing; elsewhere it waits for the device)."""
-        assert self.norms is not None
         self.known = True
-        if len(self.losses) == 1:
-            self.loss = float(self.losses[0].sum())
-        elif self.losses:
-            self.loss = float(np.mean([float(loss.sum()) for loss in self.losses]))
+        losses = self.losses
+        if losses:
+            self.loss = losses[0].item() if len(losses) == 1 and losses[0].numel() == 1 else float(np.mean([float(loss.sum()) for loss in losses]))
         if self.scale is not None and self.overflow is not None:
             self.scale_value, self.skipped = float(self.scale), bool(self.overflow > 0)
-        self._norms(self.norms.cpu().numpy().astype(np.float64))
+        if host_norms is None:
+            assert self.norms is not None
+            host_norms = self.norms.cpu().numpy().astype(np.float64)
+        self._norms(host_norms)
 
     def head(self) -> Tensor:
         """Loss, scale, overflow flag and norms as one device vector [3 + P]."""

@@ -165,13 +165,17 @@ class Probe:
         self.step += 1
         self._pending = attempt
         gradients = [parameter.grad for parameter in owned.tensors]
-        attempt.norms = kernels.norms(gradients)
+        measured = kernels.host_norms(gradients) if self._before_update else None
+        if measured is None:
+            attempt.norms = kernels.norms(gradients)
+        elif sampled or self.scaler:
+            attempt.norms = torch.from_numpy(measured)
         attempt.losses, self._micro = self._micro, []
         if self.scaler:
             self._read_scale(attempt)
         early: list[Snapshot] = []
         if self._before_update:
-            attempt.read()
+            attempt.read(measured)
             if not (math.isfinite(attempt.norm) and math.isfinite(attempt.loss)) and not self.scaler:
                 attempt.bad, attempt.sampled = True, False
                 early = self._alarm(attempt, gradients)
