@@ -42,15 +42,15 @@ def host_norms(tensors: Sequence[Tensor | None]) -> Vector | None:
     """
     squares = []
     try:
-        for tensor in tensors:
-            values = tensor.numpy().ravel(order="K")  # type: ignore[union-attr]
-            squares.append(values.dot(values))
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite or NaN norm is what we are looking for, not worth a warning
+            for tensor in tensors:
+                values = tensor.numpy().ravel(order="K")  # type: ignore[union-attr]
+                if values.dtype.char not in "fd":  # float16 would be summed, and overflow, in float16
+                    return None
+                squares.append(values.dot(values))
     except (TypeError, RuntimeError, AttributeError):  # a None, a sparse, device, bfloat16 or differentiable gradient
         return None
-    measured = np.array(squares)
-    if measured.dtype not in (np.float32, np.float64):
-        return None
-    return np.sqrt(measured.astype(np.float64))
+    return np.sqrt(np.array(squares, dtype=np.float64))
 
 
 def _plain(tensor: Tensor | None, like: Tensor) -> bool:
@@ -105,23 +105,30 @@ def statistic(name: str, tensor: Tensor) -> Tensor:
         return torch.isnan(wide).sum().to(wide.dtype)
     if name == "inf":
         return torch.isinf(wide).sum().to(wide.dtype)
-    if name == "identical_rows":
-        if wide.dim() < 2 or wide.shape[0] < 2:
-            return wide.new_zeros(())
-        return (wide == wide[:1]).all().to(wide.dtype)
     raise KeyError(name)
+
+
+def identical_rows(tensor: Tensor) -> Tensor:
+    """1 where a tensor of at least two rows (first dimension) has nothing but equal ones, 0-d float32; a sparse tensor has rows of zeros too."""
+    if tensor.layout is not torch.strided or tensor.dim() < 2 or tensor.shape[0] < 2:
+        return torch.zeros((), device=tensor.device)
+    return (tensor == tensor[:1]).all().float()
 
 
 @torch.no_grad()
 def table(tensors: Sequence[Tensor | None], names: Iterable[str]) -> dict[str, Tensor]:
     """Statistics of each tensor: {name: [P]}; 0 for None and empty tensors."""
-    real = [None if tensor is None or not tensor.numel() else flat_real(tensor.detach()) for tensor in tensors]
+    whole = [None if tensor is None or not tensor.numel() else tensor.detach() for tensor in tensors]
+    real = [None if tensor is None else flat_real(tensor) for tensor in whole]
     device = next((tensor.device for tensor in real if tensor is not None), torch.device("cpu"))
     zero = torch.zeros((), device=device)
     columns = {}
     for name in names:
-        cells = [zero if tensor is None or not tensor.numel() else statistic(name, tensor).to(device=device) for tensor in real]
-        columns[name] = torch.stack([cell.to(torch.float64) if cell.dtype is torch.float64 else cell.float() for cell in _same(cells)])
+        if name == "identical_rows":
+            cells = [zero if tensor is None else identical_rows(tensor).to(device) for tensor in whole]
+        else:
+            cells = [zero if tensor is None or not tensor.numel() else statistic(name, tensor).to(device) for tensor in real]
+        columns[name] = torch.stack(_same(cells))
     return columns
 
 
@@ -135,15 +142,16 @@ def update_columns(before: Sequence[Tensor], after: Sequence[Tensor]) -> dict[st
             rms.append(torch.zeros(()))
             unchanged.append(torch.zeros(()))
             continue
-        change = torch.linalg.vector_norm(new.float() - old.float())
-        size = torch.linalg.vector_norm(old.float())
-        ratio.append(torch.where(size > 0, change / size, torch.where(change > 0, torch.inf, 0.0)))
+        wide = torch.float64 if old.dtype is torch.float64 else torch.float32
+        change = torch.linalg.vector_norm(new.to(wide) - old.to(wide))
+        size = torch.linalg.vector_norm(old.to(wide))
+        ratio.append(torch.where((size == 0) & (change == 0), 0.0, change / size))
         rms.append(change / old.numel() ** 0.5)
         unchanged.append((new == old).all().float())
     device = before[0].device if before else torch.device("cpu")
     return {
-        "ratio": torch.stack([value.to(device) for value in ratio]) if ratio else torch.zeros(0),
-        "rms": torch.stack([value.to(device) for value in rms]) if rms else torch.zeros(0),
+        "ratio": torch.stack(_same([value.to(device) for value in ratio])) if ratio else torch.zeros(0),
+        "rms": torch.stack(_same([value.to(device) for value in rms])) if rms else torch.zeros(0),
         "unchanged": torch.stack([value.to(device) for value in unchanged]) if unchanged else torch.zeros(0),
     }
 

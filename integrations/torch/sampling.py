@@ -147,6 +147,8 @@ class Sampling:
         wanted = [name for name in kernels.FULL if f"{target}.{name}" in want]
         counted = [name for name in wanted if name in kernels.COUNTS]
         columns = kernels.table(tensors, [name for name in wanted if name not in kernels.COUNTS])
+        if target == "gradient" and "identical_rows" in columns:
+            columns["identical_rows"] = columns["identical_rows"] * (norms > 0)  # rows of nothing but zeros say nothing
         if counted and norms.device.type == "cpu" and bool(torch.isfinite(norms).all()):  # finite norms spare the counting
             attempt.constant |= {(target, name): np.zeros(len(tensors)) for name in counted}
         elif counted:
