@@ -28,9 +28,11 @@ class LearningRate:
         self._peak: dict[str, float] = {}
         self._mark: dict[str, float] = {}
         self._rising: dict[str, bool] = {}
+        self._of: tuple[Sequence[str], list[str], npt.NDArray[np.int64]] | None = None
 
     def begin(self, facts: Facts) -> None:
         """Which group each parameter belongs to, and how high its schedule will go."""
+        self._of = None
         self._group = {name: subject.group for name, subject in facts.parameters.items()}
         self._planned = {item.group: float(np.nanmax(item.curve)) for item in facts.schedules if len(item.curve) and np.isfinite(item.curve).any()}
         self._betas = next((item.betas for item in facts.optimizers if item.family == "adam" and len(item.betas) > 1), ())
@@ -50,11 +52,14 @@ class LearningRate:
 
     def of(self, names: Sequence[str]) -> Vector:
         """The present rate of each parameter's group, float64 [S]; NaN where it is not known."""
-        return np.array([self._now.get(self._home(name), np.nan) for name in names])
+        groups, index = self._groups(names)
+        return np.array([self._now.get(group, np.nan) for group in groups])[index]
 
     def settled(self, names: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
         """bool [S]: the parameter's rate is known, above 0, at least ``share`` of its peak, and not rising."""
-        return np.array([self._settled(self._home(name), share) for name in names], dtype=bool)
+        groups, index = self._groups(names)
+        settled: npt.NDArray[np.bool_] = np.array([self._settled(group, share) for group in groups], dtype=bool)[index]
+        return settled
 
     def advice(self, names: Iterable[str], factor: float) -> str:
         """ "set the learning rate to about 2e-05 (now 0.01)", for the largest rate among ``names``; without numbers where none is known."""
@@ -70,9 +75,15 @@ class LearningRate:
             return f"warm the learning rate up over {round(2 / (1 - self._betas[1]))} steps, 2/(1-beta2)"
         return "warm the learning rate up over the first steps"
 
-    def _home(self, name: str) -> str:
-        group = self._group.get(name, "")
-        return next(iter(self._now)) if group not in self._now and len(self._now) == 1 else group
+    def _groups(self, names: Sequence[str]) -> tuple[list[str], npt.NDArray[np.int64]]:
+        """The groups and, for each name, the index of its group; looked up anew only for other names."""
+        if self._of is None or self._of[0] is not names:
+            known = [self._group.get(name, "") for name in names]
+            groups = list(dict.fromkeys(known))
+            place = {group: index for index, group in enumerate(groups)}
+            self._of = names, groups, np.array([place[group] for group in known], dtype=np.int64)
+        only = next(iter(self._now)) if len(self._now) == 1 else None
+        return [only if only is not None and group not in self._now else group for group in self._of[1]], self._of[2]
 
     def _settled(self, group: str, share: float) -> bool:
         now = self._now.get(group, 0.0)

@@ -110,6 +110,32 @@ class Rule:
         )
 
 
+class Rows:
+    """Which rows of a table a rule judges: looked up anew only when the choice or the table's names change."""
+
+    def __init__(self) -> None:
+        self._chosen: frozenset[str] = frozenset()
+        self._of: tuple[str, ...] | None = None
+        self.names: tuple[str, ...] = ()
+        self.index: np.ndarray[Any, np.dtype[np.int64]] = np.empty(0, dtype=np.int64)
+
+    def choose(self, names: Iterable[str]) -> None:
+        """The subjects to be judged."""
+        self._chosen, self._of = frozenset(names), None
+
+    def find(self, names: tuple[str, ...]) -> bool:
+        """Set ``names`` [S] and ``index`` int64 [S], the chosen rows of a table with these names. Are there any?"""
+        if names is not self._of:
+            rows = [row for row, name in enumerate(names) if name in self._chosen]
+            self._of, self.names, self.index = names, tuple(names[row] for row in rows), np.array(rows, dtype=np.int64)
+        return bool(self.names)
+
+    def values(self, snapshot: Snapshot, key: str) -> Vector:
+        """A statistic of the chosen rows, float64 [S]; NaN where it was not measured."""
+        chosen: Vector = snapshot.values(key, self._of or ())[self.index]
+        return chosen
+
+
 class PerSubject:
     """Numbers kept per subject as float64 vectors that follow the subjects when the plan changes.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.learning_rate import LearningRate
-from trainvet.rule import PerSubject, Rule, Streak
+from trainvet.rule import PerSubject, Rows, Rule, Streak
 from trainvet.statistics import Facts, Snapshot, Vector
 
 UNITS = 8
@@ -53,7 +53,8 @@ class DeadRelu(Rule):
 
     def __post_init__(self) -> None:
         self._facts = Facts()
-        self._judged: frozenset[str] = frozenset()
+        self._rows = Rows()
+        self._broad: frozenset[str] = frozenset()
         self._rate = LearningRate()
         self._kept = PerSubject(first=np.nan, since=np.nan, told=0.0)
         self._zero = Streak(self.batches)
@@ -64,17 +65,19 @@ class DeadRelu(Rule):
         self._facts = facts
         self._rate.begin(facts)
         sites = facts.of("activation").items()
-        self._judged = frozenset(name for name, item in sites if item.function in ("relu", "relu6") and item.role not in ("gate", "expert"))
+        # a whole layer at 0 means something from several units on
+        self._broad = frozenset(name for name, item in sites if not item.shape or item.numel >= UNITS * item.shape[0])
+        self._rows.choose(name for name, item in sites if item.function in ("relu", "relu6") and item.role not in ("gate", "expert"))
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """Judge the layers whose window is wide enough by now, and those that are 0 throughout."""
         self._rate.follow(snapshot)
         column = snapshot.column("activation.dead_share")
-        names = tuple(name for name in (column[0] if column is not None else ()) if name in self._judged)
-        if not names:
+        if column is None or not self._rows.find(column[0]):
             return
-        dead, batches, positions, top = (snapshot.values(f"activation.{key}", names) for key in ("dead_share", "batches", "positions", "max"))
+        names = self._rows.names
+        dead, batches, positions, top = (self._rows.values(snapshot, f"activation.{key}") for key in ("dead_share", "batches", "positions", "max"))
         rows, kept = self._kept.rows(names), self._kept
         wide = (batches >= self.batches) & (positions >= self.positions)
         seen = (batches >= self.batches) & (positions >= self.enough)
@@ -84,7 +87,7 @@ class DeadRelu(Rule):
         since = np.where((batches <= 1) | np.isnan(kept["since"][rows]), snapshot.step, kept["since"][rows])
         warn = wide & (dead > self.share) & (dead - first >= self.growth)
         level = np.where(seen & (dead > self.most), Severity.ERROR, np.where(warn, Severity.WARNING, 0))
-        zero = self._zero.update(names, self._wide_enough(names) & (top <= 0), snapshot.step, clear=alive)
+        zero = self._zero.update(names, (top <= 0) & np.array([name in self._broad for name in names]), snapshot.step, clear=alive)
         level[zero] = Severity.ERROR
         since[zero] = [self._zero.first(names[index]) for index in zero]
         told = np.where(alive, 0, kept["told"][rows])
@@ -107,11 +110,6 @@ class DeadRelu(Rule):
             threshold=f"above {self.share:.0%} and {self.growth:.0%} more than at first, error above {self.most:.0%} or a whole layer",
             fixes=(self._rate.advice(self._facts.parameters, 0.1), *self.fixes),
         )
-
-    def _wide_enough(self, names: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """A whole layer at 0 means something from several units on."""
-        sites = self._facts.of("activation")
-        return np.array([not sites[name].shape or sites[name].numel >= UNITS * sites[name].shape[0] for name in names], dtype=bool)
 
     def missing(self) -> str:
         """Is any window wide enough to judge?"""

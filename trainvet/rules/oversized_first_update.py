@@ -10,7 +10,7 @@ import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.learning_rate import LearningRate
-from trainvet.matrices import READS, Matrices
+from trainvet.matrices import READS, Matrices, median
 from trainvet.rule import Rule
 from trainvet.statistics import Facts, Snapshot
 
@@ -68,21 +68,21 @@ class OversizedFirstUpdate(Rule):
         if not names:
             return
         self._judged = True
-        median = float(np.median(ratios))
+        middle = median(ratios)
         warn, error = (self.warn, self.error) if len(names) >= 3 else (self.few, self.few * self.error / self.warn)
-        severity = Severity.ERROR if median > error else Severity.WARNING if median > warn else 0
+        severity = Severity.ERROR if middle > error else Severity.WARNING if middle > warn else 0
         if not severity > self._told:
             return
         self._told = severity
         over = self._facts.upstream_first(name for name, ratio in zip(names, ratios, strict=True) if ratio > warn)
         yield self.finding(
             snapshot.step,
-            f"applied step {snapshot.applied} moved the weights by {median:.2g} of their size (median over {len(names)} matrices)",
+            f"applied step {snapshot.applied} moved the weights by {middle:.2g} of their size (median over {len(names)} matrices)",
             subjects=over,
             severity=Severity(severity),
-            evidence={"update ratio": median, "largest": float(ratios.max()), "matrices": len(names)},
+            evidence={"update ratio": middle, "largest": float(ratios.max()), "matrices": len(names)},
             threshold=f"{warn:g}, error above {error:g}",
-            fixes=(self._rate.advice(names, 1e-3 / median), self._rate.warm_up(), self.fixes[2]),
+            fixes=(self._rate.advice(names, 1e-3 / middle), self._rate.warm_up(), self.fixes[2]),
         )
 
     def missing(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.learning_rate import LearningRate
-from trainvet.matrices import READS, Matrices
+from trainvet.matrices import READS, Matrices, median
 from trainvet.rule import Rule, Streak
 from trainvet.statistics import Facts, Snapshot, Vector
 
@@ -66,15 +66,17 @@ class OversizedUpdate(Rule):
         names, ratios, before = self._matrices.ratios(snapshot)
         if snapshot.applied <= self.after or not len(names):
             return
-        names = tuple(name for name, size in zip(names, before, strict=True) if size >= self.floor)
-        ratios = ratios[before >= self.floor]
+        enough = before >= self.floor
+        if not enough.all():
+            names, ratios = tuple(name for name, kept in zip(names, enough, strict=True) if kept), ratios[enough]
         if not names:
             return
         self._samples += 1
         many = len(names) >= 3
         rows = ("median", *names)
-        values = np.array([np.median(ratios) if many else 0.0, *ratios])
-        limits = np.array([self.median, *[self.single if many else self.few] * len(names)])
+        values = np.concatenate([[median(ratios) if many else 0.0], ratios])
+        limits = np.full(len(values), self.single if many else self.few)
+        limits[0] = self.median
         calm = values < limits / 2
         warned = self._warned.update(rows, values > limits, snapshot.step, clear=calm)
         severe = self._severe.update(rows, values > np.maximum(limits, self.error), snapshot.step, clear=calm)
@@ -89,7 +91,7 @@ class OversizedUpdate(Rule):
         spread = due[0] == "median"
         limit = self.median if spread else single
         over = [name for name, ratio in zip(names, ratios, strict=True) if ratio > limit and (spread or name in due)]
-        size = float(np.median(ratios)) if spread else float(max(ratio for name, ratio in zip(names, ratios, strict=True) if name in over))
+        size = median(ratios) if spread else float(max(ratio for name, ratio in zip(names, ratios, strict=True) if name in over))
         streak = self._severe if severity is Severity.ERROR else self._warned
         what = f"the median over {len(names)} matrices" if spread else f"{over[int(np.argmax([ratios[names.index(name)] for name in over]))]}"
         return self.finding(

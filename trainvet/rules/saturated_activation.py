@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trainvet.finding import Finding, Severity
-from trainvet.rule import PerSubject, Rule, Streak
+from trainvet.rule import PerSubject, Rows, Rule, Streak
 from trainvet.statistics import Facts, Snapshot, Vector
 
 
@@ -43,7 +43,7 @@ class SaturatedActivation(Rule):
 
     def __post_init__(self) -> None:
         self._facts = Facts()
-        self._judged: frozenset[str] = frozenset()
+        self._rows = Rows()
         self._mild: frozenset[str] = frozenset()
         self._kept = PerSubject(told=0.0)
         self._warn, self._error = Streak(self.patience), Streak(self.patience)
@@ -53,18 +53,17 @@ class SaturatedActivation(Rule):
         """Which layers are sigmoid or tanh, and which of them may saturate."""
         self._facts = facts
         sites = {name: subject for name, subject in facts.of("activation").items() if subject.function in ("sigmoid", "tanh")}
-        self._judged = frozenset(sites)
+        self._rows.choose(sites)
         self._mild = frozenset(name for name, subject in sites.items() if subject.role in ("gate", "output"))
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """Count each layer's saturated samples."""
         column = snapshot.column("activation.saturated_share")
-        names = tuple(name for name in (column[0] if column is not None else ()) if name in self._judged)
-        if not names:
+        if column is None or not self._rows.find(column[0]):
             return
         self._samples += 1
-        share = snapshot.values("activation.saturated_share", names)
+        names, share = self._rows.names, self._rows.values(snapshot, "activation.saturated_share")
         calm = share < self.rearm
         level = np.zeros(len(names))
         level[self._warn.update(names, share > self.share, snapshot.step, clear=calm)] = Severity.WARNING

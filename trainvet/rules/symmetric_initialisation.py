@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trainvet.finding import Finding, Severity
-from trainvet.rule import Rule, Streak
+from trainvet.rule import Rows, Rule, Streak
 from trainvet.statistics import Facts, Snapshot, Subject
 
 SPREAD = 1e-6  # relative to the largest element: what rounding may add to a constant
@@ -43,6 +43,7 @@ class SymmetricInitialisation(Rule):
     def __post_init__(self) -> None:
         self._facts = Facts()
         self._matrices: dict[str, Subject] = {}
+        self._rows = Rows()
         self._frozen = 0
         self._streak = Streak(self.patience)
         self._told: set[str] = set()
@@ -55,18 +56,19 @@ class SymmetricInitialisation(Rule):
         matrices = {name: item for name, item in matrices.items() if item.shape[self._unit_axis()] > 1 and item.role not in ("embedding", "norm")}
         self._matrices = {name: item for name, item in matrices.items() if item.trainable}
         self._frozen = len(matrices) - len(self._matrices)
+        self._rows.choose(self._matrices)
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """Judge the matrices after the first step, then each one over several samples."""
         column = snapshot.column("weight.identical_rows")
-        names = tuple(name for name in (column[0] if column is not None else ()) if name in self._matrices)
-        if not names or self._facts.resumed or self._facts.pretrained:
+        if column is None or not self._rows.find(column[0]) or self._facts.resumed or self._facts.pretrained:
             return
         self._samples += 1
-        low, high, rows, gradient = (
-            snapshot.values(key, names) for key in ("weight.min", "weight.max", "weight.identical_rows", "gradient.identical_rows")
-        )
+        names, rows = self._rows.names, self._rows.values(snapshot, "weight.identical_rows")
+        if self._samples > 1 and not rows.any() and not self._streak.longest():
+            return
+        low, high, gradient = (self._rows.values(snapshot, key) for key in ("weight.min", "weight.max", "gradient.identical_rows"))
         constant = (high - low <= SPREAD * np.maximum(np.abs(low), np.abs(high))) | (rows == 1)
         if self._samples == 1 and snapshot.applied <= 1 and len(names) >= 2 and constant.sum() > self.share * (len(names) + self._frozen):
             equal = [name for name, same in zip(names, constant, strict=True) if same]

@@ -10,7 +10,8 @@ import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.learning_rate import LearningRate
-from trainvet.rule import Rule, Streak
+from trainvet.matrices import median
+from trainvet.rule import Rows, Rule, Streak
 from trainvet.statistics import Facts, Snapshot
 
 SAMPLED = 1024  # elements of a tensor that a probe compares
@@ -44,39 +45,44 @@ class UnchangedWeight(Rule):
 
     def __post_init__(self) -> None:
         self._facts = Facts()
-        self._judged: frozenset[str] = frozenset()
+        self._rows = Rows()
+        self._large: frozenset[str] = frozenset()
         self._mild: frozenset[str] = frozenset()
         self._rate = LearningRate()
         self._streak = Streak(self.patience)
         self._samples = 0
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
-        """Which weights could move."""
+        """Which weights could move, and which of them are compared in part only."""
         self._facts = facts
         self._rate.begin(facts)
         parameters, owned = facts.parameters, facts.owned
-        self._judged = frozenset(name for name, subject in parameters.items() if subject.trainable and (not owned or name in owned))
+        self._large = frozenset(name for name, subject in parameters.items() if subject.numel > SAMPLED)
         self._mild = frozenset(name for name, subject in parameters.items() if subject.role == "bias-before-norm" or subject.numel == 1)
+        movable = {name: subject for name, subject in parameters.items() if subject.trainable and (not owned or name in owned)}
+        self._rows.choose(name for name, subject in movable.items() if subject.role != "embedding" or name not in self._large)
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """Count each weight's samples without a change; samples that cannot speak for it are left out."""
         self._rate.follow(snapshot)
-        unchanged, gradients = snapshot.column("update.unchanged"), snapshot.column("gradient.rms")
-        if unchanged is None or gradients is None:
+        column = snapshot.column("update.unchanged")
+        if column is None or not self._rows.find(column[0]):
             return
-        names = tuple(name for name in unchanged[0] if name in self._judged and not self._table(name))
-        speaks = (self._rate.of(names) > 0) & ~((snapshot.values("gradient.zero_share", names) > SPARSE) & self._large(names))
-        names = tuple(name for name, counts in zip(names, speaks, strict=True) if counts)
-        size = snapshot.values("gradient.rms", names)
-        if not names or not np.any(gradients[1] > 0):
+        names, still, size = self._rows.names, self._rows.values(snapshot, "update.unchanged") == 1, self._rows.values(snapshot, "gradient.rms")
+        moving = size > 0
+        rates = self._rate.of(names)
+        if not moving.any() or not np.any(rates > 0):
             return
         self._samples += 1
-        floor = self.share * float(np.median(gradients[1][gradients[1] > 0]))
-        holds = (snapshot.values("update.unchanged", names) == 1) & (size > floor)
-        due = [names[position] for position in self._streak.update(names, holds, snapshot.step)]
+        if not still.any() and not self._streak.longest():
+            return
+        sparse = self._rows.values(snapshot, "gradient.zero_share") > SPARSE
+        speaks = np.flatnonzero((rates > 0) & ~(sparse & np.array([name in self._large for name in names])))
+        holds = still & (size > self.share * median(size[moving]))
+        due = self._streak.update(tuple(names[row] for row in speaks), holds[speaks], snapshot.step)
         for mild in (False, True):
-            concerned = self._facts.upstream_first(name for name in due if (name in self._mild) == mild)
+            concerned = self._facts.upstream_first(name for name in (names[speaks[row]] for row in due) if (name in self._mild) == mild)
             if concerned:
                 yield self._tell(snapshot, concerned, mild)
 
@@ -108,14 +114,6 @@ class UnchangedWeight(Rule):
             return [], []
         keep = [] if subject.dtype == "float32" else ["keep float32 weights (mixed precision), or round stochastically"]
         return [f"an update of about {step:.1g} of the weight is lost in {subject.dtype} rounding"], [*keep, self._rate.advice([name], 1e-3 / step)]
-
-    def _large(self, names: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        parameters = self._facts.parameters
-        return np.array([parameters[name].numel > SAMPLED for name in names], dtype=bool)
-
-    def _table(self, name: str) -> bool:
-        subject = self._facts.parameters[name]
-        return subject.role == "embedding" and subject.numel > SAMPLED
 
     def missing(self) -> str:
         """How many samples there were."""

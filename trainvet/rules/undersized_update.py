@@ -10,7 +10,7 @@ import numpy as np
 
 from trainvet.finding import Finding
 from trainvet.learning_rate import LearningRate
-from trainvet.matrices import READS, Matrices
+from trainvet.matrices import READS, Matrices, median
 from trainvet.rule import Rule, Streak
 from trainvet.statistics import Facts, Snapshot
 
@@ -62,22 +62,22 @@ class UndersizedUpdate(Rule):
         few = self._matrices.trainable < 3 and self._matrices.frozen >= self._matrices.trainable
         if snapshot.applied <= self.after or not names or few:
             return
-        moving = (before >= self.floor) & ~(snapshot.values("gradient.rms", names) == 0)
+        moving = (before >= self.floor) & ~(self._matrices.rows.values(snapshot, "gradient.rms") == 0)
         settled = self._rate.settled(names, self.share)
         keep = moving & settled
-        median = float(np.median(ratios[keep])) if keep.any() else np.nan
+        middle = median(ratios[keep]) if keep.any() else np.nan
         self._samples += bool(keep.any())
-        calm = median > 2 * self.median
-        if self._streak.update(("median",), np.array([median < self.median]), snapshot.step, clear=np.array([calm])):
+        calm = middle > 2 * self.median
+        if self._streak.update(("median",), np.array([middle < self.median]), snapshot.step, clear=np.array([calm])):
             chosen = [name for name, kept in zip(names, keep, strict=True) if kept]
             yield self.finding(
                 snapshot.step,
-                f"each step moves the weights by only {median:.1g} of their size (median over {len(chosen)} matrices)",
+                f"each step moves the weights by only {middle:.1g} of their size (median over {len(chosen)} matrices)",
                 first_step=self._streak.first("median"),
                 subjects=self._facts.upstream_first(name for name, ratio in zip(chosen, ratios[keep], strict=True) if ratio < self.median),
-                evidence={"update ratio": median, "learning rate": float(self._rate.of(chosen).max()), "matrices": len(chosen)},
+                evidence={"update ratio": middle, "learning rate": float(self._rate.of(chosen).max()), "matrices": len(chosen)},
                 threshold=f"{self.median:g}",
-                fixes=(self._rate.advice(chosen, 1e-3 / median if median > 0 else np.inf), self.fixes[1]),
+                fixes=(self._rate.advice(chosen, 1e-3 / middle if middle > 0 else np.inf), self.fixes[1]),
             )
 
     def missing(self) -> str:
