@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,9 +61,9 @@ class LearningRate:
         settled: npt.NDArray[np.bool_] = np.array([self._settled(group, share) for group in groups], dtype=bool)[index]
         return settled
 
-    def advice(self, names: Iterable[str], factor: float) -> str:
-        """ "set the learning rate to about 2e-05 (now 0.01)", for the largest rate among ``names``; without numbers where none is known."""
-        rates = self.of(list(names))
+    def advice(self, factor: float, names: Sequence[str] | None = None) -> str:
+        """ "set the learning rate to about 2e-05 (now 0.01)", for the largest rate among ``names`` or of all; without numbers where none is known."""
+        rates = np.array(list(self._now.values())) if names is None else self.of(names)
         rate = float(np.nanmax(rates)) if np.isfinite(rates).any() else 0.0
         if rate > 0 and 0 < factor < np.inf:
             return f"set the learning rate to about {rate * factor:.1g} (now {rate:.3g})"

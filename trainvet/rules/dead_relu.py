@@ -81,14 +81,15 @@ class DeadRelu(Rule):
         rows, kept = self._kept.rows(names), self._kept
         wide = (batches >= self.batches) & (positions >= self.positions)
         seen = (batches >= self.batches) & (positions >= self.enough)
-        alive = seen & (dead < self.rearm)
+        alive = seen & (dead < self.rearm) & ~(top <= 0)  # a window may be older than the death of its layer
         self._windows += bool(seen.any())
         first = np.where(wide & np.isnan(kept["first"][rows]), dead, kept["first"][rows])
         since = np.where((batches <= 1) | np.isnan(kept["since"][rows]), snapshot.step, kept["since"][rows])
         warn = wide & (dead > self.share) & (dead - first >= self.growth)
         level = np.where(seen & (dead > self.most), Severity.ERROR, np.where(warn, Severity.WARNING, 0))
         zero = self._zero.update(names, (top <= 0) & np.array([name in self._broad for name in names]), snapshot.step, clear=alive)
-        level[zero] = Severity.ERROR
+        level[zero], dead, positions = Severity.ERROR, dead.copy(), positions.copy()
+        dead[zero], positions[zero] = 1.0, 0.0
         since[zero] = [self._zero.first(names[index]) for index in zero]
         told = np.where(alive, 0, kept["told"][rows])
         fresh = level > told
@@ -100,15 +101,16 @@ class DeadRelu(Rule):
 
     def _tell(self, snapshot: Snapshot, severity: Severity, names: list[str], dead: Vector, positions: Vector, since: int) -> Finding:
         worst = int(np.argmax(dead))
+        span = f"in {positions[worst]:.0f} positions of several batches" if positions[worst] else f"on {self.batches} samples in a row"
         return self.finding(
             snapshot.step,
-            f"{dead[worst]:.0%} of the units were never above 0 in {positions[worst]:.0f} positions of several batches ({names[worst]})",
+            f"{dead[worst]:.0%} of the units were never above 0 {span} ({names[worst]})",
             first_step=since,
             subjects=self._facts.upstream_first(names),
             severity=severity,
-            evidence={"dead share": float(dead[worst]), "positions": int(positions[worst]), "layers": len(names)},
+            evidence={"dead share": float(dead[worst]), "layers": len(names)},
             threshold=f"above {self.share:.0%} and {self.growth:.0%} more than at first, error above {self.most:.0%} or a whole layer",
-            fixes=(self._rate.advice(self._facts.parameters, 0.1), *self.fixes),
+            fixes=(self._rate.advice(0.1), *self.fixes),
         )
 
     def missing(self) -> str:

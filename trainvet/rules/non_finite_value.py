@@ -150,7 +150,7 @@ class NonFiniteValue(Rule):
     def _fixes(self, kind: str, step: int, poisoned: bool) -> list[str]:
         fixes = [FIXES[kind]] if kind in FIXES else []
         if kind not in ("input", "buffer"):
-            fixes += [f"{self._rate.advice(self._facts.parameters, 0.1)} and clip the gradient norm to 1.0"]
+            fixes += [f"{self._rate.advice(0.1)} and clip the gradient norm to 1.0"]
         return [*fixes, *([f"resume from a checkpoint written before step {step}: later ones are not finite"] if poisoned else [])]
 
     def state_dict(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class OversizedFirstUpdate(Rule):
             severity=Severity(severity),
             evidence={"update ratio": middle, "largest": float(ratios.max()), "matrices": len(names)},
             threshold=f"{warn:g}, error above {error:g}",
-            fixes=(self._rate.advice(names, 1e-3 / middle), self._rate.warm_up(), self.fixes[2]),
+            fixes=(self._rate.advice(1e-3 / middle, names), self._rate.warm_up(), self.fixes[2]),
         )
 
     def missing(self) -> str:

@@ -102,7 +102,7 @@ class OversizedUpdate(Rule):
             severity=severity,
             evidence={"update ratio": size, "largest": float(ratios.max()), "matrices": len(names)},
             threshold=f"{limit:g}, error above {max(limit, self.error):g}",
-            fixes=(self._rate.advice(over, 1e-3 / size), *self.fixes[1:]),
+            fixes=(self._rate.advice(1e-3 / size, over), *self.fixes[1:]),
         )
 
     def missing(self) -> str:

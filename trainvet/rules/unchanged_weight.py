@@ -113,7 +113,7 @@ class UnchangedWeight(Rule):
         if not step < HALF_ULP.get(subject.dtype, 0.0):
             return [], []
         keep = [] if subject.dtype == "float32" else ["keep float32 weights (mixed precision), or round stochastically"]
-        return [f"an update of about {step:.1g} of the weight is lost in {subject.dtype} rounding"], [*keep, self._rate.advice([name], 1e-3 / step)]
+        return [f"an update of about {step:.1g} of the weight is lost in {subject.dtype} rounding"], [*keep, self._rate.advice(1e-3 / step, [name])]
 
     def missing(self) -> str:
         """How many samples there were."""

@@ -77,7 +77,7 @@ class UndersizedUpdate(Rule):
                 subjects=self._facts.upstream_first(name for name, ratio in zip(chosen, ratios[keep], strict=True) if ratio < self.median),
                 evidence={"update ratio": middle, "learning rate": float(self._rate.of(chosen).max()), "matrices": len(chosen)},
                 threshold=f"{self.median:g}",
-                fixes=(self._rate.advice(chosen, 1e-3 / middle if middle > 0 else np.inf), self.fixes[1]),
+                fixes=(self._rate.advice(1e-3 / middle if middle > 0 else np.inf, chosen), self.fixes[1]),
             )
 
     def missing(self) -> str:
