@@ -62,6 +62,7 @@ class Journal:
         self._known: set[str] = set()
         self._environment: Mapping[str, Any] = {}
         self._facts: Facts | None = None
+        self._facts_step = 0
         self._layout = layouts.Layout()
         self._aggregates = scalars.Aggregates()
         self._present: dict[str, float] = {}
@@ -87,7 +88,7 @@ class Journal:
 
     def facts(self, step: int, facts: Facts, now: float) -> None:
         """The plan. What follows gets rows and columns of its own."""
-        self._facts = facts
+        self._facts, self._facts_step = facts, step
         self._layout = layouts.Layout(generation=self._layout.generation)
         self._present = {}
         if self._file is None:
@@ -192,7 +193,8 @@ class Journal:
         return {SCHEMA: values.strings([dumps(schema)])}
 
     def _plan(self, repeated: bool = False) -> dict[str, Any]:
-        return {FACTS: values.strings([dumps({"v": layouts.VERSION, "repeated": repeated, "facts": facts_to_dict(self._facts)})])}
+        plan = {"v": layouts.VERSION, "step": self._facts_step, "repeated": repeated, "facts": facts_to_dict(self._facts)}
+        return {FACTS: values.strings([dumps(plan)])}
 
     def _layers(self) -> dict[str, Any]:
         assert self._facts is not None

@@ -1,0 +1,272 @@
+"""The command line: rules, rule, report, check, demo. Loads no framework, except in the demo."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainvet import __version__
+from trainvet.finding import Finding, Severity
+from trainvet.recording import Recording, jsonable, printable, replay
+from trainvet.report import Report
+from trainvet.rule import Rule, catalogue, defect, explain, resolve
+from trainvet.selection import PROFILES, choose
+
+UNFINISHED = "no end record: the run was killed or is still going"
+LEVELS = ("warning", "error", "fatal")
+FRAMEWORKS = ("lightning", "keras")
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used; the message is one sentence."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns 0, 1 where ``--fail-on`` was reached, 2 for bad input."""
+    arguments = parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except BrokenPipeError:  # "trainvet rules | head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{name}{error.strerror or error}")
+    except ValueError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of every command."""
+    top = argparse.ArgumentParser(prog="trainvet", description="Vets neural-network training while it runs.")
+    top.add_argument("--version", action="version", version=f"trainvet {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    listing = commands.add_parser("rules", help="list all rules")
+    listing.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    listing.set_defaults(command=_rules)
+
+    page = commands.add_parser("rule", help="explain one rule")
+    page.add_argument("rule", metavar="CODE_OR_NAME")
+    page.set_defaults(command=_rule)
+
+    report = commands.add_parser("report", help="print the report of a recorded run")
+    check = commands.add_parser("check", help="judge a recorded run again, with other rules or settings")
+    for command in (report, check):
+        command.add_argument("log_dir", metavar="LOGDIR", type=Path, help="a run's directory, or one above it")
+        command.add_argument("--fail-on", choices=LEVELS, help="exit with 1 when a headline is at least this severe")
+        command.add_argument("--json", action="store_true", help="print the report as JSON")
+    report.set_defaults(command=_report)
+    check.add_argument("--select", nargs="+", metavar="RULE", help="rules to run (default: those of the run, else the default ones)")
+    check.add_argument("--ignore", nargs="+", metavar="RULE", help="rules or places to mute")
+    check.add_argument("--settings", metavar="JSON", help="""such as '{"dead-relu": {"share": 0.6}}', or a file that holds it""")
+    check.add_argument("--profile", choices=sorted(PROFILES), help="as in the callback")
+    check.set_defaults(command=_check)
+
+    demo = commands.add_parser("demo", help="train small nets, healthy and broken, and see what is found")
+    demo.add_argument("framework", nargs="?", choices=FRAMEWORKS, help="default: those that are installed")
+    demo.add_argument("--log-dir", metavar="DIR", default=None)
+    demo.set_defaults(command=_demo)
+    return top
+
+
+# ---- the rules
+
+
+def _rules(arguments: argparse.Namespace) -> int:
+    rows = [(kind.code, defect(kind), kind.severity.name.lower(), kind.trust, _what(kind)) for kind in catalogue().values()]
+    head = ("code", "name", "severity", "trust", "what it checks")
+    if arguments.markdown:
+        _print("| " + " | ".join(head) + " |", "| --- | --- | --- | --- | --- |")
+        for code, name, severity, trust, what in rows:
+            _print(f"| {code} | `{name}` | {severity} | {trust} | {what.replace('|', chr(92) + '|')} |")
+        return 0
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(4)]
+    for row in (head, *rows):
+        _print("  ".join([*(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)), row[4]]))
+    return 0
+
+
+def _what(kind: type[Rule]) -> str:
+    """The first sentence of a rule's page."""
+    page = inspect.cleandoc(kind.__doc__ or "")
+    text = " ".join(line for line in page.split("\n## ")[0].splitlines() if not line.startswith("#")).strip()
+    end = text.find(". ")
+    return " ".join((text if end < 0 else text[: end + 1]).split())
+
+
+def _rule(arguments: argparse.Namespace) -> int:
+    kinds = resolve(arguments.rule)
+    for kind in kinds:
+        _print(*explain(kind).splitlines())
+    return 0
+
+
+# ---- recorded runs
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    directory = _run_below(arguments.log_dir)
+    report, notes = _recorded(directory)
+    return _show(report, notes, arguments)
+
+
+def _recorded(directory: Path) -> tuple[Report, list[str]]:
+    """The run's own report; for a run without an end record its findings so far."""
+    from trainvet.integrations.jsonl import FILE, latest, read_lines
+    from trainvet.integrations.tensorboard.reader import event_files, read
+
+    start: dict[str, Any] | None = None
+    findings: list[Finding] = []
+    notes: list[str] = []
+    if (directory / FILE).is_file():
+        start, findings, end, notes = read_lines(directory / FILE)
+        if end is not None:
+            return end, notes
+    if not event_files(directory):
+        return latest(start, findings), notes
+    recording = read(directory)
+    notes += recording.notes
+    if recording.end is not None and (start is None or start["step"] == recording.start):
+        return recording.end, notes
+    start = start or {"environment": recording.environment}
+    report = latest(start, findings or list(recording.findings))
+    last = recording.snapshots[-1] if recording.snapshots else None
+    return (dataclasses.replace(report, steps=last.step + 1, applied=last.applied) if last else report), notes
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from trainvet.integrations.tensorboard.reader import read
+    from trainvet.monitor import Monitor
+
+    directory = _run_below(arguments.log_dir)
+    recording = read(directory)
+    if not recording.snapshots and not recording.facts.subjects:
+        raise InputError(f"{directory} holds no snapshot to judge")
+    arguments_then = recording.environment.get("arguments")
+    then: dict[str, Any] = arguments_then if isinstance(arguments_then, dict) else {}
+    settings = _settings(arguments.settings) if arguments.settings is not None else then.get("settings") or {}
+    selection = choose(_names(arguments.select, then, "select", ("default",)), _names(arguments.ignore, then, "ignore", ()), settings)
+    profile = arguments.profile or then.get("profile")
+    monitor = Monitor(selection, profile=profile if profile in PROFILES else None, environment=recording.environment)
+    report = dataclasses.replace(replay(recording, monitor), cost={})
+    if recording.end is None:
+        report = dataclasses.replace(report, status="no end record", reason=UNFINISHED.split(": ")[1])
+    return _show(report, [*_incomplete(recording), *_compared(recording, report)], arguments)
+
+
+def _names(given: list[str] | None, then: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    if given is not None:
+        return tuple(given)
+    recorded = then.get(key)
+    return tuple(str(name) for name in recorded) if isinstance(recorded, list) else default
+
+
+def _settings(text: str) -> dict[str, dict[str, Any]]:
+    try:
+        source = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
+        settings = json.loads(source)
+    except OSError as error:
+        raise InputError(f"--settings {text!r} is neither a JSON object nor a readable file ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--settings is not JSON: {error}") from None
+    if not isinstance(settings, dict) or not all(isinstance(item, dict) for item in settings.values()):
+        raise InputError("""--settings must be an object of objects, such as '{"dead-relu": {"share": 0.6}}'""")
+    return settings
+
+
+def _incomplete(recording: Recording) -> list[str]:
+    notes = list(recording.notes)
+    sampled = recording.thinned + sum(bool(snapshot.tables) for snapshot in recording.snapshots)
+    if recording.thinned:
+        notes.append(f"{recording.thinned} of {sampled} full measurements were left out of the files to keep them small: rules saw fewer samples")
+    if recording.dropped:
+        notes.append(f"{recording.dropped} snapshots were dropped when the run was recorded")
+    return notes
+
+
+def _compared(recording: Recording, report: Report) -> list[str]:
+    """How today's findings differ from those of the run."""
+
+    def keys(findings: Sequence[Finding]) -> set[tuple[str, int, str]]:
+        return {(finding.code, finding.step, finding.where) for finding in findings}
+
+    then = keys(recording.findings)
+    now = keys([finding for head in report.findings for finding in (head, *head.consequences)])
+    if then == now:
+        return [f"the same {len(now)} findings as in the run" if now else "no findings, as in the run"]
+    lines = [f"found in the run, not now: {code} step {step} {where}" for code, step, where in sorted(then - now)[:10]]
+    return lines + [f"found now, not in the run: {code} step {step} {where}" for code, step, where in sorted(now - then)[:10]]
+
+
+def _run_below(root: Path) -> Path:
+    from trainvet.integrations.jsonl import FILE
+    from trainvet.integrations.tensorboard.reader import find_runs, holds_run
+
+    def is_run(directory: Path) -> bool:
+        return (directory / FILE).is_file() or holds_run(directory)
+
+    if not root.is_dir():
+        raise InputError(f"{root} is not a directory" if root.exists() else f"{root} does not exist")
+    if is_run(root):
+        return root
+    runs = find_runs(root, is_run)
+    if not runs:
+        raise InputError(f"no run of trainvet in {root} or below it")
+    if len(runs) > 1:
+        listed = "".join(f"\n  {run}" for run in runs[:20]) + (f"\n  and {len(runs) - 20} more" if len(runs) > 20 else "")
+        raise InputError(f"{len(runs)} runs of trainvet below {root}; name one of them:{listed}")
+    return runs[0]
+
+
+def _show(report: Report, notes: Sequence[str], arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        _print(json.dumps(jsonable(report.to_dict(), depth=200), indent=1, allow_nan=False), raw=True)
+    elif report.status == "no end record":
+        so_far = f"{report.steps} steps are recorded" if report.steps else "how far it got is not recorded"
+        _print(f"trainvet: {UNFINISHED}. {so_far}; {len(report.findings) or 'no'} headlines so far.")
+        if not report.coverage:
+            _print("what was checked is told at the end only; `trainvet check` judges what was recorded")
+        _print(*report.to_text().splitlines()[1:])
+    else:
+        _print(*report.to_text().splitlines())
+    for note in notes:
+        print(f"trainvet: {printable(note)}", file=sys.stderr if arguments.json else sys.stdout)
+    return int(arguments.fail_on is not None and report.exceeds(Severity.parse(arguments.fail_on)))
+
+
+# ---- the demo
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from trainvet.callbacks.demo import main as run
+
+    return run([arguments.framework] if arguments.framework else [], arguments.log_dir)
+
+
+def _print(*lines: str, raw: bool = False) -> None:
+    """Lines come from the user's program or from files: control characters are shown, not obeyed."""
+    for line in lines:
+        text = line if raw else printable(line, 20_000)
+        encoding = sys.stdout.encoding or "utf-8"
+        print(text.encode(encoding, "replace").decode(encoding))
+
+
+def _refuse(message: str) -> int:
+    lines = [printable(line) for line in message.splitlines()] or ["bad input"]
+    print("trainvet: " + "\n".join(lines), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
