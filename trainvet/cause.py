@@ -54,6 +54,8 @@ def order(findings: Sequence[Finding], depth: Mapping[str, int] | None = None) -
 
 def explains(cause: Finding, effect: Finding) -> bool:
     """May ``cause`` have brought about ``effect``?"""
+    if cause.code == effect.code and cause.name != effect.name:  # two watchpoints of the user's
+        return False
     if cause.code == effect.code:
         return cause.severity >= Severity.WARNING or cause.severity >= effect.severity
     if cause.severity < Severity.WARNING or cause.first_step > effect.step:
@@ -63,7 +65,7 @@ def explains(cause: Finding, effect: Finding) -> bool:
 
 
 def _with_consequences(head: Finding, folded: list[Finding]) -> Finding:
-    worst = max((finding.severity for finding in folded if finding.code == head.code), default=head.severity)
+    worst = max((finding.severity for finding in folded if finding.name == head.name), default=head.severity)
     return dataclasses.replace(head, severity=max(head.severity, worst), consequences=tuple(folded))
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from trainvet.statistics import MEANING, Snapshot
 
 LIMIT = 2048
+CELLS = 1 << 18  # values of one statistic over all subjects: 2 MB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,20 +24,22 @@ class History:
 
 
 class Recorder:
-    """Keeps every statistic that was handed over; a series that reaches ``limit`` rows drops every second one and from then on keeps
-    every second (fourth, …) row, so memory stays constant and the whole run stays covered."""
+    """Keeps every statistic that was handed over. What reaches ``limit`` rows (sampled statistics: or CELLS values) drops every second row and
+    from then on keeps every second (fourth, …) one, so memory stays constant and the whole run stays covered."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
-        self._sampled: dict[str, _Thinned] = {}
+        self._sampled: dict[tuple[str, ...], dict[str, _Thinned]] = {}  # by the table's names: optimizers may take turns
         self._series: dict[str, dict[str, _Thinned]] = {}
 
     def add(self, snapshot: Snapshot) -> None:
         """Take over the snapshot's numbers."""
         step = np.array([snapshot.step], dtype=np.int64)
         for target, table in snapshot.tables.items():
+            rows = self._sampled.setdefault(table.names, {})
+            limit = max(2, min(self.limit, CELLS // max(1, len(table.names))))
             for statistic, vector in table.columns.items():
-                self._sampled.setdefault(f"{target}.{statistic}", _Thinned(self.limit)).append(step, [(table.names, vector)])
+                rows.setdefault(f"{target}.{statistic}", _Thinned(limit)).append(step, [vector])
         for key, tracks in snapshot.series.items():
             kept = self._series.setdefault(key, {})
             for name, track in tracks.items():
@@ -49,11 +52,11 @@ class Recorder:
         columns: dict[str, list[tuple[int, float]]] = {}
         for name, series in self._series.get(key, {}).items():
             columns[name] = list(zip(series.steps(), series.rows(), strict=True))
-        sampled = self._sampled.get(key)
-        if sampled is not None:
-            for step, (names, vector) in zip(sampled.steps(), sampled.rows(), strict=True):
-                for name, value in zip(names, vector.tolist(), strict=True):
-                    columns.setdefault(name, []).append((step, value))
+        for names, tables in self._sampled.items():
+            if key in tables:
+                for step, vector in zip(tables[key].steps(), tables[key].rows(), strict=True):
+                    for name, value in zip(names, vector.tolist(), strict=True):
+                        columns.setdefault(name, []).append((step, value))
         steps = sorted({step for cells in columns.values() for step, _ in cells})
         place = {step: index for index, step in enumerate(steps)}
         values = np.full((len(steps), len(columns)), np.nan)
@@ -81,7 +84,7 @@ class _Thinned:
             return
         self.chunks.append((steps, rows))
         self.kept += len(steps)
-        if self.kept > self.limit:
+        while self.kept > self.limit:
             all_steps, all_rows = self.steps(), self.rows()
             self.stride *= 2
             self.chunks = [(np.array(all_steps[::2], dtype=np.int64), all_rows[::2])]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainvet.finding import Finding
-from trainvet.rule import Rule, build, defect, matches, resolve, split_place
+from trainvet.rule import Rule, build, catalogue, defect, matches, resolve, split_place
 
 PROFILES: dict[str, tuple[str, ...]] = {
     "gan": ("LO", "GR101", "GR102", "WT105"),
@@ -18,7 +18,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass
 class Selection:
-    """Rules to run, the places each is limited to, and what is muted. Built by :func:`choose`."""
+    """Rules to run, the places each is limited to (by code), and what is muted (name of the rule, place). Built by :func:`choose`."""
 
     rules: dict[str, Rule] = dataclasses.field(default_factory=dict)
     only: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -27,7 +27,7 @@ class Selection:
     def narrow(self, finding: Finding) -> Finding | None:
         """The finding without the subjects that are out of scope or muted; None where nothing is left."""
         only = self.only.get(finding.code, ())
-        muted = [where for code, where in self.muted if code == finding.code]
+        muted = [where for name, where in self.muted if name == finding.name]
         if not only and not muted:
             return finding
         subjects = finding.subjects or (finding.where,)
@@ -45,6 +45,9 @@ class Selection:
     def merge(self, other: Selection) -> None:
         """Add another callback's selection. Raises ValueError when both give one rule different numbers."""
         for key, rule in other.rules.items():
+            if rule.code not in catalogue():
+                self.add(rule)
+                continue
             if key in self.rules and self.rules[key] != rule:
                 raise ValueError(f"two callbacks give {rule.name} different settings: {self.rules[key]} and {rule}")
             if key in self.rules and (key not in self.only or key not in other.only):
@@ -53,6 +56,13 @@ class Selection:
                 self.only[key] = (*self.only.get(key, ()), *other.only[key])
             self.rules.setdefault(key, rule)
         self.muted += [mute for mute in other.muted if mute not in self.muted]
+
+    def add(self, rule: Rule) -> None:
+        """Add a rule of the user's own; several may have one code, as watchpoints do."""
+        if rule in self.rules.values():
+            return
+        taken = sum(known.code == rule.code for known in self.rules.values())
+        self.rules[f"{rule.code}#{taken}" if taken else rule.code] = rule
 
 
 def choose(
@@ -73,7 +83,6 @@ def choose(
     for rule in own:
         if not isinstance(rule, Rule):
             raise ValueError(f"rules={rule!r} must be Rule or Watchpoint objects")
-    names = {rule.name: rule for rule in own} | {rule.code: rule for rule in own}
     selection = Selection()
     whole: set[str] = set()
     for pattern in select:
@@ -86,18 +95,16 @@ def choose(
                 whole.add(kind.code)
     for code in whole:
         selection.only.pop(code, None)
-    for index, rule in enumerate(own):
+    for rule in own:
         rule.validate()
-        key = rule.code if rule.code not in selection.rules else f"{rule.code}#{index}"
-        selection.rules[key] = rule
+        selection.add(rule)
     for pattern in ignore:
         name, where = split_place(pattern)
-        codes = [names[name].code] if name in names else [kind.code for kind in resolve(name)]
+        meant = {rule.name for rule in own if name in (rule.name, rule.code)} or {defect(kind) for kind in resolve(name)}
         if where:
-            selection.muted += [(code, where) for code in codes]
+            selection.muted += [(item, where) for item in sorted(meant)]
         else:
-            for code in codes:
-                selection.rules.pop(code, None)
+            selection.rules = {key: rule for key, rule in selection.rules.items() if rule.name not in meant}
     unused = [code for code in numbers if code not in selection.rules]
     if unused:
         kind = resolve(unused[0])[0]

@@ -48,13 +48,15 @@ class Watchpoint(Rule):
             raise ValueError(f"unknown statistic {statistic!r}; did you mean {' or '.join(near) or 'one of trainvet.statistics.MEANING'}?")
         if sum(limit is not None for limit in (above, below, outside)) == 0:
             raise ValueError(f"Watchpoint({statistic!r}) needs a limit: above=, below= or outside=(low, high)")
-        if outside is not None and not outside[0] < outside[1]:
-            raise ValueError(f"outside={outside!r} must be (low, high) with low < high")
-        if patience < 1:
-            raise ValueError(f"patience={patience!r} must be at least 1")
+        if outside is not None and (above is not None or below is not None):
+            raise ValueError(f"Watchpoint({statistic!r}): give outside=, or above= and below=, not both")
+        low, high = outside if outside is not None else (below, above)
+        if not all(limit is None or np.isfinite(limit) for limit in (low, high)) or (low is not None and high is not None and not low < high):
+            raise ValueError(f"Watchpoint({statistic!r}): what is allowed must lie between two finite limits, low < high, not {low!r} and {high!r}")
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+            raise ValueError(f"patience={patience!r} must be a whole number of at least 1")
         self.statistic, self.where, self.patience = statistic, where, patience
-        self.low = outside[0] if outside else below
-        self.high = outside[1] if outside else above
+        self.low, self.high = low, high
         self.level = Severity.parse(severity)
         self.label = name or f"watchpoint-{statistic}"
         self.reads = frozenset({statistic})  # type: ignore[misc]
