@@ -254,6 +254,7 @@ class Journal:
         self._append(values.session_start(step, now))
         told = {ENVIRONMENT: values.strings([dumps(self._environment)])}
         told[values.PREFIX + "environment_text"] = values.markdown(text.environment_text(self._environment))
+        told["custom_scalars__config__"] = values.data([scalars.dashboard()], "custom_scalars", b"")
         if self._facts is not None:
             told |= self._plan(repeated=self._highest >= 0)
         if self._layout.subjects or self._layout.series:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainvet.finding import Finding, Severity
-from trainvet.integrations.tensorboard.values import tag
+from trainvet.integrations.tensorboard.values import PREFIX, tag
 from trainvet.recording import curve_points
 from trainvet.report import Report
 from trainvet.statistics import Facts, Snapshot, Vector
@@ -103,6 +104,27 @@ def predicted(facts: Facts, start: int = 0) -> Iterator[tuple[int, dict[str, flo
         for place, value in zip(places.tolist(), values.tolist(), strict=True):
             points.setdefault(start + place, {})[tag("lr_schedule", schedule.group or "group")] = value
     return iter(sorted(points.items()))
+
+
+@functools.cache
+def dashboard() -> bytes:
+    """A layout for the Custom Scalars dashboard, serialised: the update ratios as a band, and the curves that belong together."""
+    from tensorboard.plugins.custom_scalar import layout_pb2 as protos
+
+    def lines(title: str, *names: str) -> Any:
+        return protos.Chart(title=title, multiline=protos.MultilineChartContent(tag=[f"^{PREFIX}{name}" for name in names]))
+
+    ratios = protos.MarginChartContent.Series(value=tag("update_ratio", "median"), lower=tag("update_ratio", "p05"), upper=tag("update_ratio", "p95"))
+    charts = [
+        lines("findings", "findings/"),
+        protos.Chart(title="update ratio over matrices: median, 5 % and 95 %", margin=protos.MarginChartContent(series=[ratios])),
+        lines("gradient norm", "grad_norm/"),
+        lines("learning rate, measured and predicted", "lr/", "lr_schedule/"),
+        lines("dead and saturated, worst layer", "dead_fraction/", "saturated_fraction/"),
+        lines("non-finite elements", "nonfinite/"),
+        lines("loss scale and skipped steps", "loss_scale$", "overflow/"),
+    ]
+    return bytes(protos.Layout(category=[protos.Category(title="trainvet", chart=charts)]).SerializeToString())
 
 
 def _count(findings: tuple[Finding, ...], level: Severity) -> int:

@@ -21,8 +21,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {code: dtype for dtype, code in _TYPES.items
 
 @functools.cache
 def _metadata(plugin: str, content: bytes) -> Any:
-    data = summary_pb2.SummaryMetadata.PluginData(plugin_name=plugin, content=content)
-    return summary_pb2.SummaryMetadata(plugin_data=data, data_class=summary_pb2.DATA_CLASS_TENSOR)
+    plugin_data = summary_pb2.SummaryMetadata.PluginData(plugin_name=plugin, content=content)
+    return summary_pb2.SummaryMetadata(plugin_data=plugin_data, data_class=summary_pb2.DATA_CLASS_TENSOR)
 
 
 @functools.lru_cache(256)
@@ -32,15 +32,19 @@ def _shape(sizes: tuple[int, ...]) -> Any:
 
 def array(values: np.ndarray[Any, Any]) -> Any:
     """A float32 or float64 tensor of our plugin, little-endian and bit for bit (NaN payloads too)."""
-    data = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-    tensor = tensor_pb2.TensorProto(dtype=_TYPES[data.dtype], tensor_shape=_shape(data.shape), tensor_content=data.tobytes())
+    held = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    tensor = tensor_pb2.TensorProto(dtype=_TYPES[held.dtype], tensor_shape=_shape(held.shape), tensor_content=held.tobytes())
     return summary_pb2.Summary.Value(tensor=tensor, metadata=_metadata(PLUGIN, CONTENT))
 
 
 def strings(texts: Sequence[str], plugin: str = PLUGIN, content: bytes = CONTENT) -> Any:
     """A string tensor [n] of our plugin."""
-    data = [text.encode("utf-8", "replace") for text in texts]
-    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=_shape((len(data),)), string_val=data)
+    return data([text.encode("utf-8", "replace") for text in texts], plugin, content)
+
+
+def data(items: Sequence[bytes], plugin: str, content: bytes) -> Any:
+    """A tensor [n] of bytes of any plugin."""
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=_shape((len(items),)), string_val=items)
     return summary_pb2.Summary.Value(tensor=tensor, metadata=_metadata(plugin, content))
 
 

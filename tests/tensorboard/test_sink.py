@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -31,7 +32,7 @@ for tag in held.Tags()["tensors"]:
     points = []
     for point in held.Tensors(tag):
         array = tensor_util.make_ndarray(point.tensor_proto)
-        plain = [item.decode() for item in array.ravel()] if array.dtype == object else array.ravel().tobytes().hex()
+        plain = [item.decode('latin-1') for item in array.ravel()] if array.dtype == object else array.ravel().tobytes().hex()
         points.append([point.step, list(array.shape), plain])
     out[tag] = {"plugin": data.plugin_data.plugin_name, "content": data.plugin_data.content.decode(), "class": data.data_class, "points": points}
 print(json.dumps(out))
@@ -73,6 +74,14 @@ def test_tensorboard_reads_every_tag_and_sorts_it_to_its_dashboard(tmp_path):
         *(f"findings/{name}" for name in ("warning", "error", "fatal")),
         *("dead_fraction/max", "saturated_fraction/max", "nonfinite/count", "overflow/rate", "loss", "lr/group_0", "lr_schedule/group_0"),
     }
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    layout = read_back["custom_scalars__config__"]
+    assert layout["plugin"] == "custom_scalars"
+    charts = layout_pb2.Layout.FromString(layout["points"][0][2][0].encode("latin-1")).category[0].chart
+    for chart in charts:
+        lines = chart.multiline.tag or [chart.margin.series[0].value]
+        assert chart.title.startswith("loss scale") or any(re.match(line, f"trainvet/{name}") for line in lines for name in scalars), chart.title
     for tag, entry in read_back.items():
         steps = [point[0] for point in entry["points"]]
         assert steps == sorted(set(steps)), f"steps of {tag} do not grow strictly: {steps}"
