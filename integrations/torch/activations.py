@@ -7,12 +7,15 @@ Global module hooks and a function mode stand only while a sampled training forw
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as module_internals
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
@@ -32,12 +35,17 @@ PRODUCTS = frozenset({torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor
 CHANNEL_SECOND = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
 # |x| beyond which the slope is below 5 % of its maximum, expressed in the output: sigmoid(4.36), tanh(2.18)
 SATURATED = {"sigmoid": (1 - 0.98738, 0.98738), "tanh": (-0.97477, 0.97477)}
+WITH_KWARGS: dict[int, bool] = getattr(module_internals, "_global_forward_hooks_with_kwargs", {})
 WINDOW_BATCHES, WINDOW_POSITIONS = 5, 1000
+
+
+Number: TypeAlias = "Tensor | float"
 
 
 @dataclasses.dataclass
 class Site:
-    """One place where an activation is measured. ``sums`` and ``extremes`` grow over the calls of one step."""
+    """One place where an activation is measured. Everything grows over the calls of one step: ``mean`` and ``spread`` (the sum of squared
+    deviations from it) over ``elements``, ``sums`` the counts, ``low`` and ``high`` the extremes. Device scalars; on CPU host numbers."""
 
     name: str
     module: str
@@ -47,7 +55,11 @@ class Site:
     shape: tuple[int, ...]
     role: str = ""
     elements: int = 0
-    sums: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    mean: Number = 0.0
+    spread: Number = 0.0
+    sums: dict[str, Number] = dataclasses.field(default_factory=dict)
+    low: Number | None = None
+    high: Number | None = None
     unit_max: Tensor | None = None
     positions: int = 0
 
@@ -82,12 +94,17 @@ class Windows:
 
 
 class Look:
-    """One sampled forward. ``start`` before it, ``pause`` when the backward begins, ``stop`` at the latest when the step is over."""
+    """One sampled forward. ``start`` before it, ``pause`` when the backward begins, ``stop`` at the latest when the step is over.
+
+    An error of ours must not reach the user's forward: it ends the look and is kept in ``error``. ``seconds`` is our time in the forward.
+    """
 
     def __init__(self, paths: Mapping[int, str], want: frozenset[str]) -> None:
         """``paths``: module id -> dotted path; ``want``: the statistics that are due."""
-        self._inside_activation = False
         self.paths = paths
+        self.error: Exception | None = None
+        self.seconds = 0.0
+        self._inside_activation = False
         self.want = frozenset(key.split(".", 1)[1] for key in want if key.startswith("activation."))
         self.sites: dict[str, Site] = {}
         self.order: dict[str, int] = {}
@@ -104,16 +121,19 @@ class Look:
         self._mode = _FunctionMode(self)
         self._entered = False
 
-    def start(self) -> None:
-        """Hooks and mode on."""
+    def start(self, inside: nn.Module | None = None) -> None:
+        """Hooks and mode on. ``inside``: the module whose call has begun already."""
         self._handles = [register_module_forward_pre_hook(self._before), register_module_forward_hook(self._after, with_kwargs=True)]
         self._mode.__enter__()
         self._entered = True
+        if inside is not None:
+            self._before(inside, ())
 
     def pause(self) -> None:
         """The forward is over: take everything away that can be taken away now."""
         for handle in self._handles:
             handle.remove()
+            WITH_KWARGS.pop(handle.id, None)  # torch forgets this one
         self._handles = []
         self._mode.look = None
         if self._entered and _get_current_function_mode() is self._mode:
@@ -132,7 +152,7 @@ class Look:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         path = self.paths.get(id(module))
-        if path is None or torch._C._current_graph_task_id() != -1:
+        if path is None or self.error is not None or torch._C._current_graph_task_id() != -1:
             return
         self.order.setdefault(path, self._depth)
         self._depth += 1
@@ -141,20 +161,42 @@ class Look:
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         path = self.paths.get(id(module))
-        if path is None or torch._C._current_graph_task_id() != -1:
+        if path is None or self.error is not None or torch._C._current_graph_task_id() != -1:
             return
-        with torch._C.DisableTorchFunction():  # our reductions are not part of the forward
-            self._module(path, module, args, kwargs, output)
+        started = time.perf_counter()
+        try:
+            with torch._C.DisableTorchFunction():  # our reductions are not part of the forward
+                self._module(path, module, args, kwargs, output)
+        except Exception as error:
+            self._give_up(error)
+        self.seconds += time.perf_counter() - started
+
+    def function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """A torch function was called in the forward (not inside one of our own reductions)."""
+        if self.error is not None or torch._C._current_graph_task_id() != -1:
+            return
+        started = time.perf_counter()
+        try:
+            self._function(function, args, kwargs, result)
+        except Exception as error:
+            self._give_up(error)
+        self.seconds += time.perf_counter() - started
+
+    def _give_up(self, error: Exception) -> None:
+        self.error = error
+        self.pause()
 
     @torch.no_grad()
     def _module(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._inside_activation = False
-        while self._stack and self._stack.pop() != path:
-            pass
-        if not self._stack:
+        if path in self._stack:
+            while self._stack.pop() != path:
+                pass
+        owns = next(module.parameters(), None) is not None
+        if owns and not self._stack:
             self._take_inputs(args, kwargs)
-        outputs = [tensor for _, tensor in tensors_in(output)]
-        self._made.update(tensor.data_ptr() for tensor in outputs if tensor.device.type != "meta")
+        outputs = [tensor for _, tensor in tensors_in(output) if usable(tensor)]
+        self._made.update(tensor.data_ptr() for tensor in outputs if owns or tensor.requires_grad)
         if next(module.children(), None) is not None or not outputs:
             return
         if removes_bias(module) and self._last is not None and args and args[0] is self._last[0]:
@@ -163,14 +205,14 @@ class Look:
         shown = next((tensor for tensor in outputs if tensor.is_floating_point()), None)
         if shown is not None:
             axis = self._axis(module, shown)
-            site = self._site(path or type(module).__name__, path, type(module).__name__, function, self.order[path], shown)
+            order = self.order.setdefault(path, self._depth)
+            site = self._site(path or type(module).__name__, path, type(module).__name__, function, order, shown)
             self._reduce(site, shown, axis)
             if function in SATURATED:
                 self._gates.append((shown, site))
             self._last = (shown, path, module)
 
-    def function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """A torch function was called in the forward (not inside one of our own reductions)."""
+    def _function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         call = read_call(function, args, kwargs, result)
         if call is not None:
             self.calls.append(call)
@@ -184,7 +226,7 @@ class Look:
                     site.role = "gate"
             return
         name = FUNCTIONS.get(function) or self._clamp(function, args, kwargs)
-        if name is None or not isinstance(result, Tensor) or not result.is_floating_point() or torch._C._current_graph_task_id() != -1:
+        if name is None or not isinstance(result, Tensor) or not result.is_floating_point() or not usable(result):
             return
         if self._inside_activation:  # its module hook reports it
             return
@@ -209,8 +251,9 @@ class Look:
 
     def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for _, tensor in tensors_in((args, kwargs)):
-            known = tensor.data_ptr() in self._made or any(same(tensor, other) for other in self.inputs)
-            if not tensor.requires_grad and not known and tensor.numel() and tensor.layout is torch.strided:
+            if tensor.requires_grad or not usable(tensor) or not tensor.numel():
+                continue
+            if tensor.data_ptr() not in self._made and not any(same(tensor, other) for other in self.inputs):
                 self.inputs.append(tensor)
 
     def _site(self, name: str, path: str, kind: str, function: str, depth: int, tensor: Tensor) -> Site:
@@ -237,30 +280,32 @@ class Look:
     @torch.no_grad()
     def _reduce(self, site: Site, tensor: Tensor, axis: int) -> None:
         tensor = tensor.detach()
-        if not tensor.numel() or tensor.layout is not torch.strided or not self.want:
+        if not tensor.numel() or not self.want:
             return
         wide = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-        site.elements += wide.numel()
-        new: dict[str, Tensor] = {}
-        if self.want & {"mean", "std"}:
-            new["sum"] = wide.sum()
-        if self.want & {"rms", "std"}:
-            new["square"] = torch.linalg.vector_norm(wide).square()
+        mean, spread, finite = _moments(wide, bool(self.want & {"mean", "rms", "std"}))
+        before, count = site.elements, wide.numel()
+        site.elements += count
+        if before:  # Chan, Golub and LeVeque: means and spreads of two parts put together
+            spread = site.spread + spread + (mean - site.mean) * (mean - site.mean) * (before * count / site.elements)
+            mean = site.mean + (mean - site.mean) * (count / site.elements)
+        site.mean, site.spread = mean, spread
+        new: dict[str, Number] = {}
         if "zero_share" in self.want:
-            new["zero"] = (wide == 0).sum()
+            new["zero"] = count - torch.count_nonzero(wide)
         if "nan" in self.want:
-            new["nan"] = torch.isnan(wide).sum()
+            new["nan"] = 0.0 if finite else torch.isnan(wide).sum()
         if "inf" in self.want:
-            new["inf"] = torch.isinf(wide).sum()
+            new["inf"] = 0.0 if finite else torch.isinf(wide).sum()
         if "saturated_share" in self.want and site.function in SATURATED:
             low, high = SATURATED[site.function]
-            new["saturated"] = ((wide < low) | (wide > high)).sum()
+            new["saturated"] = torch.count_nonzero((wide < low) | (wide > high))
         for key, value in new.items():
             site.sums[key] = site.sums[key] + value if key in site.sums else value
         if self.want & {"min", "max", "abs_max"}:
             low_value, high_value = torch.aminmax(wide)
-            site.sums["min"] = torch.minimum(site.sums["min"], low_value) if "min" in site.sums else low_value
-            site.sums["max"] = torch.maximum(site.sums["max"], high_value) if "max" in site.sums else high_value
+            site.low = low_value if site.low is None else torch.minimum(torch.as_tensor(site.low), low_value)
+            site.high = high_value if site.high is None else torch.maximum(torch.as_tensor(site.high), high_value)
         if site.function == "relu" and "dead_share" in self.want and wide.dim():
             axis = axis % wide.dim()
             high = wide.amax(dim=[dim for dim in range(wide.dim()) if dim != axis]) if wide.dim() > 1 else wide
@@ -269,22 +314,17 @@ class Look:
             site.positions += wide.numel() // wide.shape[axis]
 
     @torch.no_grad()
-    def columns(self, windows: Windows) -> tuple[tuple[str, ...], dict[str, list[Tensor | float]]]:
+    def columns(self, windows: Windows) -> tuple[tuple[str, ...], dict[str, list[Number]]]:
         """Site names in depth order and the wanted statistics, device scalars or host numbers."""
         sites = sorted(self.sites.values(), key=lambda site: site.depth)
         sites = [site for site in sites if site.elements]
-        columns: dict[str, list[Tensor | float]] = {}
+        columns: dict[str, list[Number]] = {}
         for site in sites:
             count, sums = site.elements, site.sums
-            cell: dict[str, Tensor | float] = {}
-            if "sum" in sums:
-                cell["mean"] = sums["sum"] / count
-            if "square" in sums:
-                cell["rms"] = (sums["square"] / count).sqrt()
-            if "sum" in sums and "square" in sums:
-                cell["std"] = (sums["square"] / count - (sums["sum"] / count).square()).clamp(min=0).sqrt()
-            if "min" in sums:
-                cell |= {"min": sums["min"], "max": sums["max"], "abs_max": torch.maximum(sums["min"].abs(), sums["max"].abs())}
+            variance = site.spread / count
+            cell: dict[str, Number] = {"mean": site.mean, "std": variance**0.5, "rms": (variance + site.mean * site.mean) ** 0.5}
+            if site.low is not None and site.high is not None:
+                cell |= {"min": site.low, "max": site.high, "abs_max": torch.maximum(abs(torch.as_tensor(site.low)), abs(torch.as_tensor(site.high)))}
             cell |= {key: sums[key] for key in ("nan", "inf") if key in sums}
             if "zero" in sums:
                 cell["zero_share"] = sums["zero"] / count
@@ -295,6 +335,33 @@ class Look:
             for key in self.want:
                 columns.setdefault(key, []).append(cell.get(key, 0.0))
         return tuple(site.name for site in sites), columns
+
+
+def usable(tensor: Tensor) -> bool:
+    """Does the tensor have plain memory that can be read and reduced?"""
+    return tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_nested and not tensor.is_quantized
+
+
+def _moments(wide: Tensor, wanted: bool) -> tuple[Number, Number, bool]:
+    """Mean, sum of squared deviations, and whether every element is known to be finite.
+
+    On CPU from a sum and a norm, the two fastest reductions there, unless the squares cancel; elsewhere in one pass, without a host read.
+    """
+    count = wide.numel()
+    if wide.device.type != "cpu":
+        if not wanted:
+            return 0.0, 0.0, False
+        variance, mean = torch.var_mean(wide, correction=0)
+        return mean, variance * count, False
+    norm = float(torch.linalg.vector_norm(wide))
+    if not wanted:
+        return 0.0, 0.0, math.isfinite(norm)
+    mean = float(wide.sum()) / count
+    square = norm * norm / count
+    variance = square - mean * mean
+    if not variance > 1e-3 * square:  # a large mean: the difference of two large numbers would be rounding only
+        variance = float(wide.std(correction=0)) ** 2
+    return mean, variance * count, math.isfinite(norm)
 
 
 class _FunctionMode(TorchFunctionMode):
