@@ -164,7 +164,7 @@ class Watch(Watching):
         self._inputs = (args, kwargs)
         if not self._open:
             self._open = True
-            self._probe.forward((args, kwargs), self._batch, self._epoch)
+            self._probe.forward((args, kwargs), self._batch, self._epoch, self._model)
 
     def _stepping(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer steps: from here on another forward belongs to the next step."""

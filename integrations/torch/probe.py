@@ -96,8 +96,8 @@ class Probe:
     def facts(self) -> Facts:
         """The plan as it stands."""
         unobservable = dict(self.known.unobservable)
-        if self._compiled:
-            reason = "the module is compiled: hooks attached now would not run"
+        if self._compiled or self.sampling.blind:
+            reason = self.sampling.blind or "the module is compiled: hooks attached now would not run"
             unobservable |= {"activation": reason, "input": reason, "label": reason}
         if not self.scaler:
             unobservable |= {"run.loss_scale": "no loss scaler in use"}
@@ -132,15 +132,18 @@ class Probe:
 
     # ---- the step, in order
 
-    def forward(self, batch: Any, index: int, epoch: int) -> None:
-        """A training forward begins: on sampled steps the look goes on. All optimizer steps of one batch are sampled together."""
+    def forward(self, batch: Any, index: int, epoch: int, inside: nn.Module | None = None) -> None:
+        """A training forward begins: on sampled steps the look goes on. All optimizer steps of one batch are sampled together.
+
+        ``inside``: the module whose call has begun already (a loop in which its pre-hook tells).
+        """
         self._batch, self._index, self._epoch = batch, index, epoch
         self._stepped.clear()
         if self.guard is not None:
             self.guard.before_forward(self.plan.buffers)
         self._sampled = self.monitor.due(self.step)
         if self._sampled and not self._compiled:
-            self.sampling.look(self.monitor.keys)
+            self.sampling.look(self.monitor.keys, inside)
 
     def loss(self, value: Tensor, factor: float = 1.0) -> None:
         """A loss is about to be differentiated; ``factor`` undoes the trainer's division by accumulation steps."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainvet.integrations.torch import kernels
 from trainvet.integrations.torch.activations import Look, Windows
@@ -24,7 +24,8 @@ SUSPECT = 3  # samples with an unchanged sketch after which a parameter is compa
 class Sampling:
     """Measures the sampled steps of one run and keeps what they taught: activation sites, losses, and where data sit in the batch.
 
-    ``news`` says that the facts have changed and are to be told before the next snapshot. ``seconds`` is the time spent here.
+    ``news`` says that the facts have changed and are to be told before the next snapshot. ``seconds`` is the time spent here. ``blind`` says why
+    the forward is not looked at any more.
     """
 
     def __init__(self, plan: Plan, monitor: Monitor) -> None:
@@ -34,6 +35,7 @@ class Sampling:
         self.paths: dict[str, str] = {}
         self.news = True
         self.seconds = 0.0
+        self.blind = ""
         self._sketches: dict[int, Sketch] = {}
         self._embeddings = self._find_embeddings()
         self._unchanged: dict[str, int] = {}
@@ -42,6 +44,7 @@ class Sampling:
         self._traced = False
         self._sites: dict[str, Subject] = {}
         self._data: dict[str, Subject] = {}
+        self._call: dict[str, int] = {}
 
     def subjects(self) -> tuple[Subject, ...]:
         """Activation sites in depth order, inputs and labels."""
@@ -60,12 +63,14 @@ class Sampling:
 
     # ---- the step, in order
 
-    def look(self, want: frozenset[str]) -> None:
-        """The forward of a sampled step begins (the first micro-batch counts)."""
-        if self._look is not None or (self._traced and not any(key.startswith(("activation.", "input.", "label.")) for key in want)):
+    def look(self, want: frozenset[str], inside: nn.Module | None = None) -> None:
+        """The forward of a sampled step begins (the first micro-batch counts). ``inside``: the module whose call has begun already."""
+        if self.blind or self._look is not None:
+            return
+        if self._traced and not any(key.startswith(("activation.", "input.", "label.")) for key in want):
             return
         self._look = Look(self.plan.modules, want)
-        self._look.start()
+        self._look.start(inside)
 
     def pause(self) -> None:
         """The forward is over."""
@@ -114,8 +119,12 @@ class Sampling:
             self._buffers(attempt, want)
         look, self._look = self._look, None
         if look is not None:
-            look.finish()
-            self._forward(attempt, look, want, batch)
+            self.monitor.own_seconds += look.seconds
+            if look.error is None:
+                look.finish()
+                self._forward(attempt, look, want, batch)
+            else:
+                self._give_up(look.error)
             look.stop()
         self.seconds += time.perf_counter() - started
 
@@ -138,6 +147,13 @@ class Sampling:
         return {target: Table(attempt.names[target], columns) for target, columns in tables.items() if columns}
 
     # ---- inside
+
+    def _give_up(self, error: Exception) -> None:
+        self.blind, self.news = f"an error inside trainvet: {error!r}", True
+        try:
+            raise error
+        except Exception:
+            self.monitor.failed("looking at the forward pass was switched off")
 
     def _find_embeddings(self) -> frozenset[str]:
         return frozenset(subject.name for subject in self.plan.subjects() if subject.role == "embedding")
@@ -183,12 +199,23 @@ class Sampling:
                     like = attempt.norms.new_empty((), dtype=torch.float32)
                     stacked = [cell.to(like) if isinstance(cell, Tensor) else like.new_full((), cell) for cell in column]
                     attempt.parts.append(("activation", statistic, torch.stack(stacked)))
-        labels = [call.label for call in look.calls][:1]
+        index = self._which(self.loss_name(attempt.owned), attempt, look)
+        labels = [look.calls[index].label] if index < len(look.calls) else []
         inputs = [tensor for tensor in look.inputs if not any(same(tensor, label) for label in labels)]
         data = {**_named("input", inputs), **_named("label", labels)}
         self._sample_data(attempt, "input", inputs, want)
         self._sample_data(attempt, "label", labels, want)
         self._learn(attempt, look, data, batch)
+
+    def _which(self, name: str, attempt: Attempt, look: Look) -> int:
+        """Which of the loss functions that are called is the loss that is minimised; the last one where none of them is it alone."""
+        if name not in self._call and look.calls and attempt.losses:
+            value = float(attempt.losses[0].sum())
+            described = [describe(call, name, value) for call in look.calls]
+            index = next((place for place, loss in enumerate(described) if loss.kind != "unknown"), len(described) - 1)
+            self._call[name], self.losses[name] = index, described[index]
+            self.news = True
+        return self._call.get(name, 0)
 
     def _sample_data(self, attempt: Attempt, target: str, tensors: list[Tensor], want: frozenset[str]) -> None:
         wanted = [key.split(".", 1)[1] for key in want if key.startswith(f"{target}.")]
@@ -205,10 +232,6 @@ class Sampling:
 
     def _learn(self, attempt: Attempt, look: Look, data: dict[str, Tensor], batch: Any) -> None:
         """What a look teaches about structure: depths, sites, the loss, and where data sit in the batch."""
-        name = self.loss_name(attempt.owned)
-        if name not in self.losses and look.calls and attempt.losses:
-            self.losses[name] = describe(look.calls[-1], name, float(attempt.losses[0].sum()))
-            self.news = True
         fresh = [site for site in look.sites.values() if site.name not in self._sites]
         if self._traced and not fresh:
             return
