@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from trainvet.schedule import Schedule
@@ -40,7 +42,7 @@ def test_an_unknown_length_is_taken_for_twice_as_long_when_it_is_passed():
     schedule = Schedule()
     schedule.begin(None)
     steps = sampled(schedule, 5000)
-    gaps = [after - before for before, after in zip(steps[10:], steps[11:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(steps[10:])]
     assert gaps[0] == 16
     assert gaps == sorted(gaps), "the interval only grows"
     assert gaps[-1] == 50

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trainvet.cause import CONSEQUENCES, explains, first, order
+from trainvet.finding import Finding, Severity
+
+
+def finding(code, step, first_step=None, severity=Severity.WARNING, subject="a", name=""):
+    return Finding(code, name or code.lower(), severity, step, step if first_step is None else first_step, "text", (subject,))
+
+
+def tree(found, depth=None):
+    """[(code of a headline, [codes folded under it])]."""
+    return [(head.code, [item.code for item in head.consequences]) for head in order(found, depth)]
+
+
+def test_what_a_cause_brings_about_is_folded_under_it():
+    assert tree([finding("LO104", 200, 100), finding("WT106", 150, 50), finding("AC101", 40, 0)]) == [("AC101", ["WT106", "LO104"])]
+
+
+def test_a_prefix_stands_for_a_family():
+    assert tree([finding("NF101", 10), finding("LO101", 40), finding("GR103", 50), finding("IN102", 60)]) == [
+        ("NF101", ["LO101", "GR103"]),
+        ("IN102", []),
+    ]
+
+
+def test_a_cause_that_began_later_explains_nothing():
+    assert tree([finding("WT106", 50, 0), finding("AC101", 60, 20)]) == [("WT106", []), ("AC101", [])]
+
+
+def test_a_cause_that_is_found_later_but_began_earlier_is_the_headline():
+    assert tree([finding("WT106", 50, 20), finding("AC101", 60, 0)]) == [("AC101", ["WT106"])]
+
+
+def test_information_explains_nothing_and_comes_last():
+    found = [finding("AC101", 5, severity=Severity.INFO), finding("WT106", 50)]
+    assert tree(found) == [("WT106", []), ("AC101", [])]
+
+
+def test_unrelated_findings_are_headlines_in_the_order_of_time():
+    assert tree([finding("IN104", 30), finding("LR102", 0), finding("MO104", 10)]) == [("LR102", []), ("MO104", []), ("IN104", [])]
+
+
+def test_at_the_same_step_the_table_decides_then_the_forward_pass():
+    assert [code for code, _ in tree([finding("WT105", 5), finding("WT102", 5), finding("IN102", 5)])] == ["WT102", "IN102"]
+    late, early = finding("AC103", 5, subject="late"), finding("AC103", 5, subject="early", name="other")
+    assert [head.subjects[0] for head in order([late, early], {"late": 7, "early": 2})] == ["early", "late"]
+
+
+def test_the_order_does_not_depend_on_the_order_of_arrival():
+    found = [finding(code, step, step // 2) for step, code in enumerate(["NF101", "WT102", "GR104", "AC101", "WT106", "LO104", "IN102", "WT104"])]
+    expected = tree(found)
+    for seed in range(20):
+        random.Random(seed).shuffle(found)
+        assert tree(found) == expected
+
+
+def test_a_repeated_finding_is_folded_and_raises_the_severity():
+    found = [finding("AC101", 5), finding("AC101", 50, severity=Severity.ERROR, subject="b"), finding("AC101", 90, subject="c")]
+    (head,) = order(found)
+    assert (head.step, head.severity, len(head.consequences)) == (5, Severity.ERROR, 2)
+    (head,) = order([finding("AC101", 5, severity=Severity.INFO), finding("AC101", 9)])
+    assert (head.step, head.severity) == (9, Severity.WARNING)
+
+
+def test_two_watchpoints_are_two_things():
+    assert len(order([finding("WP100", 5, name="loss-limit"), finding("WP100", 9, name="norm-limit")])) == 2
+    assert len(order([finding("WP100", 5, name="loss-limit"), finding("WP100", 9, name="loss-limit")])) == 1
+
+
+def test_adding_a_finding_keeps_earlier_headlines_where_it_began_later():
+    found = [finding("WT102", 0), finding("IN102", 10)]
+    before = [code for code, _ in tree(found)]
+    assert [code for code, _ in tree([*found, finding("LO105", 500)])][:2] == before
+
+
+def test_the_first_headline_of_at_least_a_warning():
+    assert first(order([finding("IN104", 1, severity=Severity.INFO), finding("LR102", 9)])).code == "LR102"
+    assert first([finding("IN104", 1, severity=Severity.INFO)]) is None
+
+
+@pytest.mark.parametrize("code", CONSEQUENCES)
+def test_no_rule_brings_about_itself(code):
+    effect = finding(code, 5, name="another")
+    assert not explains(finding(code, 5), effect)
+
+
+def test_no_finding_is_lost():
+    codes = [*CONSEQUENCES, "IN101", "FT101", "LS103", "WP100"]
+    found = [finding(random.Random(step).choice(codes), step, step // 3, random.Random(step).choice(list(Severity)), str(step)) for step in range(60)]
+    heads = order(found)
+    assert sorted(item.subjects[0] for head in heads for item in (head, *head.consequences)) == sorted(item.subjects[0] for item in found)
