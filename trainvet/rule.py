@@ -152,7 +152,7 @@ class PerSubject:
         return self._vectors[key]
 
     def rows(self, names: tuple[str, ...]) -> slice | np.ndarray[Any, np.dtype[np.int64]]:
-        """An index into the vectors that selects ``names`` in their order; unknown names are added."""
+        """An index into the vectors that selects ``names`` in their order; unknown names are added, so ask for it before the vectors."""
         if names == self.names:
             return slice(None)
         fresh = [name for name in names if name not in self._index]
