@@ -16,7 +16,7 @@ from trainvet import __version__
 from trainvet.finding import Finding, Severity
 from trainvet.recording import Recording, jsonable, printable, replay
 from trainvet.report import Report
-from trainvet.rule import Rule, catalogue, defect, explain, resolve
+from trainvet.rule import Rule, catalogue, defect, explain, resolve, split_place
 from trainvet.selection import PROFILES, choose
 
 UNFINISHED = "no end record: the run was killed or is still going"
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
 
     demo = commands.add_parser("demo", help="train small nets, healthy and broken, and see what is found")
-    demo.add_argument("framework", nargs="?", choices=FRAMEWORKS, help="default: those that are installed")
+    demo.add_argument("frameworks", nargs="*", metavar="FRAMEWORK", help=f"{', '.join(FRAMEWORKS)} (default: those that are installed)")
     demo.add_argument("--log-dir", metavar="DIR", default=None)
     demo.set_defaults(command=_demo)
     return top
@@ -153,12 +153,17 @@ def _check(arguments: argparse.Namespace) -> int:
     recording = read(directory)
     if not recording.snapshots and not recording.facts.subjects:
         raise InputError(f"{directory} holds no snapshot to judge")
-    arguments_then = recording.environment.get("arguments")
-    then: dict[str, Any] = arguments_then if isinstance(arguments_then, dict) else {}
-    settings = _settings(arguments.settings) if arguments.settings is not None else then.get("settings") or {}
-    selection = choose(_names(arguments.select, then, "select", ("default",)), _names(arguments.ignore, then, "ignore", ()), settings)
+    recorded = recording.environment.get("arguments")
+    then: dict[str, Any] = recorded if isinstance(recorded, dict) else {}
+    select = _names(arguments.select, then, "select", ("default",))
+    ignore = _names(arguments.ignore, then, "ignore", ())
+    settings = _settings_then(then, frozenset(choose(select, ignore).rules))
+    for name, numbers in (_settings(arguments.settings) if arguments.settings is not None else {}).items():
+        for kind in resolve(name):
+            settings[kind.code] = {**settings.get(kind.code, {}), **numbers}
+    selection = choose(select, ignore, settings)
     profile = arguments.profile or then.get("profile")
-    monitor = Monitor(selection, profile=profile if profile in PROFILES else None, environment=recording.environment)
+    monitor = Monitor(selection, profile=profile if isinstance(profile, str) and profile in PROFILES else None, environment=recording.environment)
     report = dataclasses.replace(replay(recording, monitor), cost={})
     if recording.end is None:
         report = dataclasses.replace(report, status="no end record", reason=UNFINISHED.split(": ")[1])
@@ -169,7 +174,22 @@ def _names(given: list[str] | None, then: Mapping[str, Any], key: str, default: 
     if given is not None:
         return tuple(given)
     recorded = then.get(key)
-    return tuple(str(name) for name in recorded) if isinstance(recorded, list) else default
+    return tuple(str(name) for name in recorded if _known(str(name))) if isinstance(recorded, list) else default
+
+
+def _settings_then(then: Mapping[str, Any], codes: frozenset[str]) -> dict[str, dict[str, Any]]:
+    recorded = then.get("settings")
+    if not isinstance(recorded, dict):
+        return {}
+    return {code: dict(numbers) for code, numbers in recorded.items() if code in codes and isinstance(numbers, dict)}
+
+
+def _known(name: str) -> bool:
+    """Is a recorded rule one of this installation? The user's own rules are not."""
+    try:
+        return bool(resolve(split_place(name)[0]))
+    except ValueError:
+        return False
 
 
 def _settings(text: str) -> dict[str, dict[str, Any]]:
@@ -187,6 +207,10 @@ def _settings(text: str) -> dict[str, dict[str, Any]]:
 
 def _incomplete(recording: Recording) -> list[str]:
     notes = list(recording.notes)
+    then = recording.environment.get("arguments")
+    own = then.get("own") if isinstance(then, dict) else None
+    if own:
+        notes.append(f"not run again, because they are the run's own: {', '.join(map(str, own)) if isinstance(own, list) else own}")
     sampled = recording.thinned + sum(bool(snapshot.tables) for snapshot in recording.snapshots)
     if recording.thinned:
         notes.append(f"{recording.thinned} of {sampled} full measurements were left out of the files to keep them small: rules saw fewer samples")
@@ -251,7 +275,10 @@ def _show(report: Report, notes: Sequence[str], arguments: argparse.Namespace) -
 def _demo(arguments: argparse.Namespace) -> int:
     from trainvet.callbacks.demo import main as run
 
-    return run([arguments.framework] if arguments.framework else [], arguments.log_dir)
+    unknown = [name for name in arguments.frameworks if name not in FRAMEWORKS]
+    if unknown:
+        raise InputError(f"there is no demo for {unknown[0]!r}; one of {', '.join(FRAMEWORKS)}")
+    return run(arguments.frameworks, arguments.log_dir)
 
 
 def _print(*lines: str, raw: bool = False) -> None:

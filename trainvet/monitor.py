@@ -112,6 +112,7 @@ class Monitor:
         self._poison.begin(facts)
         if first:
             self.schedule.begin(facts.planned_steps, step)
+            self.environment.setdefault("arguments", {**self.selection.arguments(), "profile": self.profile})
             self._tell_sinks(lambda sink: sink.start(step, self.environment))
         self._tell_sinks(lambda sink: sink.facts(step, facts))
         found: list[Finding] = []

@@ -57,6 +57,21 @@ class Selection:
             self.rules.setdefault(key, rule)
         self.muted += [mute for mute in other.muted if mute not in self.muted]
 
+    def arguments(self) -> dict[str, Any]:
+        """What :func:`choose` would need to choose the same rules again, in JSON types: "select", "ignore", "settings" (numbers that are
+        not the default). The names of the user's own rules, which cannot be written down, are under "own"."""
+        select, own, settings = [], [], {}
+        for key, rule in self.rules.items():
+            if catalogue().get(rule.code) is not type(rule):
+                own.append(rule.name)
+                continue
+            select += [f"{rule.code}@{where}" for where in self.only[key]] if key in self.only else [rule.code]
+            given = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule) if field.init}
+            numbers = {field.name: given[field.name] for field in dataclasses.fields(rule) if field.init and given[field.name] != field.default}
+            if numbers:
+                settings[rule.code] = numbers
+        return {"select": select, "ignore": [f"{name}@{where}" for name, where in self.muted], "settings": settings, "own": own}
+
     def add(self, rule: Rule) -> None:
         """Add a rule of the user's own; several may have one code, as watchpoints do."""
         if rule in self.rules.values():

@@ -4,12 +4,13 @@ import sys
 
 import pytest
 
-from tests.recorded import changed, finding, judged, parameters, plan, run, selection
+from tests.recorded import LoudGradient, changed, finding, judged, parameters, plan, run, selection
 from trainvet.__main__ import main
 from trainvet.finding import Severity
 from trainvet.integrations.jsonl import FILE, JsonLinesSink
 from trainvet.integrations.tensorboard.sink import TensorBoardSink
 from trainvet.rule import catalogue, defect
+from trainvet.selection import choose
 from trainvet.statistics import Snapshot
 
 
@@ -21,7 +22,7 @@ def recorded(directory, end=True, ratio=0.8, chosen=("all",), environment=None, 
             item = changed(item, "update.ratio", name, ratio)
         items.append(item)
     sinks = [sink for sink, name in ((TensorBoardSink(directory), "events"), (JsonLinesSink(directory), "lines")) if name in files]
-    monitor = judged(items, plan(steps=120), selection(select=chosen), sinks, environment)
+    monitor = judged(items, plan(steps=120), selection(select=chosen) if isinstance(chosen, tuple) else chosen, sinks, environment)
     if end:
         monitor.end()
     else:
@@ -117,10 +118,27 @@ def test_check_tries_other_settings_and_rules(tmp_path, capsys):
 
 
 def test_check_uses_what_the_run_was_started_with(tmp_path, capsys):
-    started = {"arguments": {"select": ["WT105"], "settings": {"WT105": {"median": 0.9, "single": 0.9}}, "ignore": [], "profile": None}}
-    recorded(tmp_path, environment=started)
+    own = LoudGradient(limit=1e9)
+    chosen = choose(("WT105", "NF101@encoder.*"), ("WT105@encoder.layers.0.*",), {"WT105": {"median": 0.9, "single": 0.79}}, rules=(own,))
+    report = recorded(tmp_path, chosen=chosen)
+    assert [(item.code, len(item.subjects)) for item in report.findings] == [("WT105", 4)]
     assert main(["check", str(tmp_path), "--json"]) == 0
-    assert [item["code"] for item in json.loads(capsys.readouterr().out)["coverage"]] == ["WT105"]
+    out = capsys.readouterr()
+    again = json.loads(out.out)
+    assert [item["code"] for item in again["coverage"]] == ["WT105", "NF101"]
+    assert again["findings"] == json.loads(report.to_json())["findings"]
+    assert "the same 1 findings as in the run" in out.err
+    assert "not run again, because they are the run's own: loud-gradient" in out.err
+    for more in (["--select", "NF"], ["--ignore", "WT105"], ["--settings", '{"WT105": {"single": 0.9}}']):
+        assert main(["check", str(tmp_path), "--fail-on", "warning", *more]) == 0
+
+
+@pytest.mark.parametrize(
+    "odd", [3, {"select": 3, "settings": [], "ignore": "x", "profile": [9], "own": 4}, {"select": ["WT999", "WT105"], "settings": {"WT105": 1}}]
+)
+def test_odd_arguments_in_a_file_are_no_traceback(tmp_path, odd):
+    recorded(tmp_path, environment={"arguments": odd})
+    assert main(["check", str(tmp_path)]) == 0
 
 
 def test_check_of_an_unfinished_run_says_so(tmp_path, capsys):

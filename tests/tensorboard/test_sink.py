@@ -88,7 +88,8 @@ def test_tensorboard_reads_every_tag_and_sorts_it_to_its_dashboard(tmp_path):
     assert [point[0] for point in read_back["trainvet/stats"]["points"]] == [item.step for item in items]
     assert read_back["trainvet/stats"]["points"][0][1] == [9, 17]
     (environment,) = read_back["trainvet/environment"]["points"]
-    assert json.loads(environment[2][0]) == {"seed": 7, "odd": "nan"}
+    held = json.loads(environment[2][0])
+    assert (held["seed"], held["odd"], held["arguments"]["own"]) == (7, "nan", ["loud-gradient"])
     told = [json.loads(text) for point in read_back["trainvet/findings"]["points"] for text in point[2]]
     assert [(item["code"], item["step"]) for item in told] == [("ZZ901", 1), ("ZZ901", 30)]
     end = json.loads(read_back["trainvet/end"]["points"][-1][2][0])
