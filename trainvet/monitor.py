@@ -98,7 +98,6 @@ class Monitor:
         self._facts = Facts()
         self._found: list[Finding] = []
         self._checks: dict[str, int] = {}
-        self._seen: set[str] = set()
         self._off: dict[str, str] = {}
         self._keys: frozenset[str] | None = None
         self._begun = False
@@ -145,7 +144,6 @@ class Monitor:
             self.schedule.sampled(snapshot.step)
         self._recorder.add(snapshot)
         keys = frozenset(snapshot.keys())
-        self._seen |= keys
         clean = self._poison.clean(snapshot)
         if self._poison.since is None:
             self.last_good_step = snapshot.step
@@ -300,10 +298,15 @@ class Monitor:
                 self.failed(f"{type(sink).__name__} was switched off")
 
     def _coverage(self, key: str, rule: Rule) -> Coverage:
-        checks = self._checks.get(key, 0)
+        checks, missing = self._checks.get(key, 0), ""
+        if key not in self._off:
+            try:
+                missing = rule.missing()
+            except Exception as error:
+                self._off[key] = repr(error)
+                self.failed(f"{rule.code} {rule.name} was switched off")
         if key in self._off:
             return Coverage(rule.code, rule.name, states.FAILED, self._off[key], checks)
-        missing = rule.missing()
         if not rule.reads:
             return Coverage(rule.code, rule.name, states.MISSING if missing else states.CHECKED, missing or "from the run's facts", 1)
         reason = self._facts.why_not(rule.reads)
