@@ -126,9 +126,9 @@ class Diagnostics(Watching, Callback):
 
     @guarded
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """The loss is known; Lightning has divided it by the number of accumulated batches."""
+        """The loss is known; Lightning has divided it by the number of accumulated batches and multiplied it by the loss scale."""
         if self._owner and self._probe is not None:
-            self._probe.loss(loss, float(trainer.accumulate_grad_batches) if pl_module.automatic_optimization else 1.0)
+            self._probe.loss(loss, float(trainer.accumulate_grad_batches) if pl_module.automatic_optimization else 1.0, scaled=True)
 
     @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:

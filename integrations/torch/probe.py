@@ -143,12 +143,16 @@ class Probe:
             self.guard.before_forward(self.plan.buffers)
         self._sampled = self.monitor.due(self.step)
         if self._sampled and not self._compiled:
-            self.sampling.look(self.monitor.keys, inside)
+            self.sampling.look(self.monitor.keys, inside, again=not self._micro)
 
-    def loss(self, value: Tensor, factor: float = 1.0) -> None:
-        """A loss is about to be differentiated; ``factor`` undoes the trainer's division by accumulation steps."""
+    def loss(self, value: Tensor, factor: float = 1.0, scaled: bool = False) -> None:
+        """A loss is about to be differentiated; ``factor`` undoes the trainer's division by accumulation steps, ``scaled`` says that the loss
+        scaler has multiplied it already."""
         self.sampling.pause()
         value = value.detach()
+        scale = self.scaler.scale() if scaled else None
+        if scale is not None:
+            value = value / scale.to(value.device)
         self._micro.append(value if factor == 1.0 else value * factor)
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Snapshot]:
@@ -157,10 +161,16 @@ class Probe:
         Returns what must be judged before the update: a snapshot when the loss or a gradient is not finite and nobody else skips the step.
         """
         owned = next((item for item in self.plan.owned if item.optimizer is optimizer), None)
-        if owned is None or id(optimizer) in self._stepped:  # e.g. the second evaluation of one L-BFGS step
+        if owned is None:
+            return []
+        if id(optimizer) in self._stepped and (not self.known.manual_optimization or isinstance(optimizer, torch.optim.LBFGS)):
+            self._micro = []  # a further evaluation of the same step
             return []
         self._stepped.add(id(optimizer))
         self._finish()
+        if not self._micro and all(parameter.grad is None for parameter in owned.tensors):
+            self.step += 1  # the trainer counts a batch without a loss, but there is nothing to see
+            return []
         sampled = self.monitor.due(self.step) if self._sampled is None else self._sampled
         if sampled and self.refresh():
             owned = next(item for item in self.plan.owned if item.optimizer is optimizer)

@@ -63,8 +63,11 @@ class Sampling:
 
     # ---- the step, in order
 
-    def look(self, want: frozenset[str], inside: nn.Module | None = None) -> None:
-        """The forward of a sampled step begins (the first micro-batch counts). ``inside``: the module whose call has begun already."""
+    def look(self, want: frozenset[str], inside: nn.Module | None = None, again: bool = False) -> None:
+        """The forward of a sampled step begins (the first micro-batch counts). ``inside``: the module whose call has begun already;
+        ``again``: an earlier look led to no loss."""
+        if again:
+            self.stop()
         if self.blind or self._look is not None:
             return
         if self._traced and not any(key.startswith(("activation.", "input.", "label.")) for key in want):
