@@ -11,7 +11,7 @@ from trainvet.report import CHECKED, Report
 from trainvet.statistics import Facts, Subject
 
 _ESCAPED = {ord(char): f"&#{ord(char)};" for char in "&<>|`*_[]()#!\\~{}$^=+:\"'"}
-MOST_LAYERS, MOST_FINDINGS, MOST_LINES = 500, 50, 200
+MOST_LAYERS, MOST_FINDINGS, MOST_LINES, MOST_CHARACTERS = 500, 50, 200, 40_000
 
 
 def escape(text: Any, most: int = 2000) -> str:
@@ -36,7 +36,7 @@ def report_text(report: Report) -> str:
     lines += [f"- error inside trainvet (training went on): {escape(error.strip().splitlines()[-1])}" for error in report.errors if error.strip()]
     if report.cost:
         lines.append(f"- {escape(report.cost_line())}")
-    return "\n".join(lines) + "\n"
+    return _cut(lines)
 
 
 def _finding(finding: Finding) -> list[str]:
@@ -68,7 +68,7 @@ def environment_text(environment: Mapping[str, Any]) -> str:
     plain = jsonable(environment)
     tell(plain if isinstance(plain, dict) else {}, 0)
     more = [f"- and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    return "\n".join([*lines[:MOST_LINES], *more] or ["not recorded"]) + "\n"
+    return _cut([*lines[:MOST_LINES], *more] or ["not recorded"])
 
 
 def layers_text(facts: Facts, present: Mapping[str, float]) -> str:
@@ -95,7 +95,17 @@ def layers_text(facts: Facts, present: Mapping[str, float]) -> str:
     lines += ["", f"and {len(modules) - MOST_LAYERS} more modules"] if len(modules) > MOST_LAYERS else []
     total = sum(subject.numel for subject in facts.subjects if subject.kind == "parameter")
     trainable = sum(subject.numel for subject in facts.subjects if subject.kind == "parameter" and subject.trainable)
-    return "\n".join([*lines, "", f"{total:,} parameters, {trainable:,} trainable"]) + "\n"
+    return _cut([f"{total:,} parameters, {trainable:,} trainable", "", *lines])
+
+
+def _cut(lines: list[str]) -> str:
+    """Whole lines, up to the limit of characters."""
+    room = MOST_CHARACTERS
+    for count, line in enumerate(lines):
+        room -= len(line) + 1
+        if room < 0:
+            return "\n".join([*lines[:count], "", f"{len(lines) - count} more lines were cut"]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _share(marks: list[bool]) -> str:

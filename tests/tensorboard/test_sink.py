@@ -202,6 +202,14 @@ def test_tables_keep_their_columns_when_rendered(tmp_path):
     assert "<script>" not in html
 
 
+def test_a_text_is_bounded_whatever_is_found():
+    from trainvet.integrations.tensorboard.text import MOST_CHARACTERS, report_text
+
+    text = report_text(ended(*(finding(step=step, message="*" * 5000) for step in range(50))))
+    assert MOST_CHARACTERS * 0.6 < len(text) < MOST_CHARACTERS * 1.01
+    assert text.endswith("more lines were cut\n")
+
+
 def test_a_small_run_keeps_all_and_stays_under_three_megabytes(tmp_path):
     journal = Journal(tmp_path)
     journal.start(0, {}, 0.0)

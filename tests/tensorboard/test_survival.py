@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.recorded import changed, ended, finding, only, parameters, plan, run, snapshot
+from trainvet.finding import Severity
 from trainvet.integrations.append import append, open_append
 from trainvet.integrations.jsonl import FILE, JsonLinesSink, read_lines
 from trainvet.integrations.tensorboard.event_file import records
@@ -204,6 +205,34 @@ def test_close_does_not_wait_for_ever():
     assert not background.close(timeout=0.1)
     assert time.monotonic() - started < 2
     gate.set()
+
+
+def test_what_matters_is_handed_to_the_device(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    sink, lines = TensorBoardSink(tmp_path), JsonLinesSink(tmp_path)
+    for each, counts in ((sink, [0, 0, 1, 2, 3]), (lines, [0, 0, 1, 2, 2])):
+        synced.clear()
+        each.start(0, {})
+        seen = []
+        for step, found in enumerate(([], [finding(severity=Severity.WARNING)], [finding(severity=Severity.ERROR)])):
+            each.write(Snapshot(step, step), found)
+            each.report(step, Report(findings=tuple(found)))
+            settle(each)
+            seen.append(len(synced))
+        each.report(3, ended())
+        settle(each)
+        seen.append(len(synced))
+        each.close()
+        assert [*seen, len(synced)] == counts
+
+
+def settle(sink):
+    """Wait until the writer thread has carried out everything."""
+    if isinstance(sink, TensorBoardSink):
+        done = threading.Event()
+        sink._writer.submit(done.set)
+        assert done.wait(10)
 
 
 def test_handing_over_costs_the_training_little(tmp_path):
