@@ -107,6 +107,7 @@ class Watching:
         if log_dir is not None:
             writable(Path(log_dir))
         self._options = Options(log_dir, every, profile, abort_on, abort, skip_bad_updates, strict, on_finding)
+        self._select = tuple(select)
         self._expect = dict(expect or {})
         self._session: Session | None = None
         self._state: Mapping[str, Any] = {}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainvet.action import TrainingAborted
 from trainvet.callbacks.diagnostics import Options, Watching
 from trainvet.callbacks.session import Session, guarded, switched_off
 from trainvet.integrations.torch.guard import Guard
 from trainvet.integrations.torch.lightning import Replay, known_facts, last_checkpoint, scaler_of
 from trainvet.integrations.torch.probe import Probe
+from trainvet.report import Report
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules and "lightning.pytorch" not in sys.modules:
     from pytorch_lightning import Callback
@@ -22,6 +23,8 @@ else:
         from lightning.pytorch import Callback
     except ImportError:
         from pytorch_lightning import Callback
+
+NO_STEP = "the trainer ran no training step, so nothing was watched"
 
 
 class Diagnostics(Watching, Callback):
@@ -33,15 +36,23 @@ class Diagnostics(Watching, Callback):
     @property
     def state_key(self) -> str:
         """Distinguishes our callbacks from each other in a checkpoint."""
-        return f"trainvet.{type(self).__name__}{sorted(rule.code for rule in self._selection.rules.values())}"
+        return f"trainvet.{type(self).__name__}" + (f"{self._select}" if self._select != ("default",) else "")
 
     # ---- start and end
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """A run begins: nothing of it is known yet."""
+        if stage != "fit":
+            return
+        if self._session is not None:
+            self._last, self._state = self.report, self.state_dict()
+        self._session, self._probe, self._owner = None, None, False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Build plan, probe and monitor: weights, optimizers and a restored step count are there now."""
         if switched_off():
             return
-        mine = [callback for callback in trainer.callbacks if isinstance(callback, Diagnostics)]
+        mine = _ours(trainer)
         if mine[0] is not self:
             return
         options, selection = _join(mine)
@@ -82,8 +93,8 @@ class Diagnostics(Watching, Callback):
                 replay=self._replay,
             )
             session.begin(self._probe, step)
-            if trainer.num_training_batches == 0 or trainer.max_steps == 0 or trainer.max_epochs == 0:
-                session.monitor.note("the trainer has no training steps to run: nothing can be observed")
+        except TrainingAborted:
+            raise
         except Exception:
             session.fail("starting to measure failed")
 
@@ -102,6 +113,10 @@ class Diagnostics(Watching, Callback):
         """The last chance to leave nothing behind."""
         if stage == "fit":
             self._finish("finished", "")
+            if self._session is None and not switched_off():
+                self._last = Report(status="finished", reason=NO_STEP)
+                if _ours(trainer)[0] is self:
+                    warnings.warn(f"trainvet: {NO_STEP}", stacklevel=2)
 
     def _finish(self, status: str, reason: str) -> None:
         session = self._session
@@ -158,9 +173,21 @@ class Diagnostics(Watching, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: survives ``torch.load(weights_only=True)``."""
-        if self._session is None or not self._owner:
+        session = self._session
+        if session is None or not self._owner:
             return {}
-        return self._session.monitor.state_dict()
+        self._catch_up()
+        try:
+            return session.monitor.state_dict()
+        except Exception:
+            session.fail("saving the state failed")
+            return {}
+
+    @guarded
+    def _catch_up(self) -> None:
+        """Judge everything measured so far: a checkpoint belongs to this very step, and is not to be written over by a run that is to end."""
+        if self._probe is not None and self._session is not None:
+            self._session.observe(self._probe.poll(drain=True))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Kept until the training starts, when the restored step count is known."""
@@ -181,11 +208,14 @@ def _join(callbacks: list[Diagnostics]) -> tuple[Options, Any]:
     return options, selection
 
 
+def _ours(trainer: Any) -> list[Diagnostics]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, Diagnostics)]
+
+
 def _logger_dir(trainer: Any) -> Path | None:
-    if trainer.logger is None:
-        return None
-    directory = trainer.log_dir
-    return Path(directory) if directory and not math.isnan(len(str(directory))) else None
+    """The logger's own directory. Not ``trainer.log_dir``: that is a collective call, and only one rank writes."""
+    directory = getattr(trainer.logger, "log_dir", None) or getattr(trainer.logger, "save_dir", None)
+    return Path(directory) if isinstance(directory, str | Path) and str(directory) else None
 
 
 class LearningRateSanity(Diagnostics):

@@ -89,7 +89,7 @@ class Session:
         )
         self.probe: Probe | None = None
         self.alive = True
-        self._aborting = False
+        self._aborting = self._asked_to_stop = False
         self.checkpoint: Callable[[int | None], str | None] = lambda step: None
         self._stop = stop
         self._started = time.perf_counter()
@@ -118,13 +118,15 @@ class Session:
             self.abort(f"{finding.code} {finding.name} at {finding.where or 'the run'}, step {finding.step}: {finding.message}")
 
     def abort(self, reason: str) -> None:
-        """End the run for ``reason``: raise TrainingAborted, or ask the framework to stop."""
+        """End the run for ``reason``: raise TrainingAborted, or ask the framework to stop. The first reason counts."""
+        if self._asked_to_stop:
+            return
         good = self.monitor.last_good_step
         reason += f". Last good step: {good}" if good is not None else ". No step before it was good"
         checkpoint = self.checkpoint(good)
         reason += f"; last checkpoint from before it: {checkpoint}" if checkpoint else ""
         if self.options.abort == "stop" and self._stop is not None:
-            self.monitor.reason = reason
+            self.monitor.reason, self._asked_to_stop = reason, True
             self._stop()
             return
         self.end("aborted", reason)
@@ -137,7 +139,7 @@ class Session:
                 self.probe.close()
             except Exception:
                 self.monitor.failed("closing the probe failed")
-        if self.monitor.aborted_by is not None and status == "finished":
+        if self._asked_to_stop and status == "finished":
             status, reason = "aborted", self.monitor.reason
         self._measure()
         self.monitor.end(status, reason)

@@ -81,7 +81,7 @@ class Net(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         np.random.rand()
-        random.random()  # noqa: S311
+        random.random()
         if self.batches in self.poison:
             batch = (batch[0] * float("nan"), batch[1])
         self.batches += 1
