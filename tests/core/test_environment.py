@@ -45,7 +45,8 @@ def test_it_is_plain_json_and_names_no_host():
 
 def test_only_what_is_loaded_is_named_and_nothing_is_imported():
     program = (
-        "import sys, types; import trainvet.environment as e; fake = types.ModuleType('torch'); fake.__version__ = '9.9'; sys.modules['torch'] = fake;"
+        "import sys, types; import trainvet.environment as e;"
+        "fake = types.ModuleType('torch'); fake.__version__ = '9.9'; sys.modules['torch'] = fake;"
         "before = set(sys.modules); found = e.describe(); print(found['versions']['torch'], sorted(found['versions']));"
         "print([name for name in set(sys.modules) - before if name.split('.')[0] in e.PACKAGES])"
     )
