@@ -86,13 +86,14 @@ def test_damaged_lines_are_left_out_and_a_half_line_does_not_spoil_the_next(tmp_
     sink.write(Snapshot(1, 1), [finding(step=1)])
     sink.close()
     with path.open("ab") as file:
-        file.write(b'{"record": "finding", "code": NaN}\n[1]\n"x"\n\xff\xfe\n{"record": "finding", "cod')
+        file.write(json.dumps({"record": "finding", **finding(step=2).to_dict(), "evidence": {"norm": float("nan")}}).encode())
+        file.write(b'\n[1]\n"x"\n\xff\xfe\n{"record": "finding", "cod')
     sink = JsonLinesSink(tmp_path)
     sink.start(5, {})
     sink.write(Snapshot(6, 6), [finding(step=6)])
     sink.close()
-    _, findings, _, notes = read_lines(path)
-    assert [item.step for item in findings] == [1, 6]
+    start, findings, _, notes = read_lines(path)
+    assert (start["step"], [item.step for item in findings]) == (5, [1, 6])
     assert notes == [f"5 damaged lines in {FILE} were left out"]
 
 

@@ -10,6 +10,7 @@ from tests.recorded import LoudGradient, changed, ended, finding, judged, only, 
 from trainvet.integrations.tensorboard import values
 from trainvet.integrations.tensorboard.crc32c import masked
 from trainvet.integrations.tensorboard.event_file import DamagedError, EventFile, frame, records
+from trainvet.integrations.tensorboard.layout import meta
 from trainvet.integrations.tensorboard.reader import find_runs, holds_run, read
 from trainvet.integrations.tensorboard.sink import TensorBoardSink
 from trainvet.monitor import Monitor
@@ -158,6 +159,18 @@ def test_nonsense_is_left_out_and_said(tmp_path, tags):
     recording = read(tmp_path)
     assert (recording.moments, recording.findings, recording.end) == ((), (), None)
     assert len(recording.notes) == 1
+
+
+def test_steps_that_do_not_grow_are_left_out(tmp_path):
+    file = EventFile(tmp_path)
+    file.write(values.version(0.0))
+    file.write(values.session_start(0, 0.0))
+    for index, step in enumerate((4, 5, 5, 3, 6)):
+        file.write(values.event(index, 0.0, {"trainvet/snapshot": values.array(meta(Snapshot(step, step), 0, 0, 0))}, set()))
+    file.close()
+    recording = read(tmp_path)
+    assert [item.step for item in recording.snapshots] == [4, 5, 6]
+    assert len(recording.notes) == 2
 
 
 def test_a_tensor_that_lies_about_its_size_is_refused():

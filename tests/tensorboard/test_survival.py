@@ -20,7 +20,8 @@ from tests.recorded import changed, ended, finding, only, parameters, plan, run,
 from trainvet.finding import Severity
 from trainvet.integrations.append import append, open_append
 from trainvet.integrations.jsonl import FILE, JsonLinesSink, read_lines
-from trainvet.integrations.tensorboard.event_file import records
+from trainvet.integrations.tensorboard import journal
+from trainvet.integrations.tensorboard.event_file import EventFile, records
 from trainvet.integrations.tensorboard.reader import read
 from trainvet.integrations.tensorboard.sink import TensorBoardSink
 from trainvet.integrations.tensorboard.writer import Background
@@ -96,6 +97,8 @@ def test_a_forked_child_writes_nothing_and_does_not_hang(tmp_path):
         for _ in range(3):
             child = os.fork()
             if child == 0:
+                assert not sinks[0]._writer.alive
+                assert sinks[0]._journal._file is None, "the inherited file is closed here"
                 for step in range(1000, 1400):
                     monitor.observe(changed(snapshot(step, rng), "gradient.norm", parameters(6)[0], 99.0))
                 monitor.end()
@@ -266,7 +269,9 @@ def small_disk(path, size="256k"):
         subprocess.run(["umount", str(path)], check=True)
 
 
-def test_training_outlives_a_full_disk_and_findings_arrive_when_there_is_room(tmp_path, caplog):
+def test_training_outlives_a_full_disk_and_findings_arrive_when_there_is_room(tmp_path, caplog, monkeypatch):
+    made = []
+    monkeypatch.setattr(journal, "EventFile", lambda directory: made.append(EventFile(directory)) or made[-1])
     with small_disk(tmp_path / "disk") as disk, caplog.at_level(logging.WARNING, "trainvet"):
         (disk / "ballast").write_bytes(bytes(180_000))
         log_dir = disk / "trainvet"
@@ -289,9 +294,15 @@ def test_training_outlives_a_full_disk_and_findings_arrive_when_there_is_room(tm
             each.report(step, Report(findings=(told,)))
         for line in range(20):  # the last bytes of the disk
             lines.write(snapshot(step, rng), [finding(step=step, message=f"{line} " + "x" * 500)])
-        time.sleep(0.1)
+        for wait in (0.06, 0.11, 0.21):  # longer than the backoff, then several times within it
+            time.sleep(wait)
+            for _ in range(20):
+                sink.write(Snapshot(step, step), [])
+        settle(sink)
+        assert 2 <= len(made) <= 5, "it is tried again, but not each time"
+        assert len(list(log_dir.glob("events.out.*"))) == 1, "a file that cannot even hold its head is removed"
+        time.sleep(0.5)
         (disk / "ballast").unlink()
-        time.sleep(0.3)
         for later in range(step + 1, step + 20):
             for each in (sink, lines):
                 each.write(snapshot(later, rng), [])
