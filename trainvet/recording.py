@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from trainvet.environment import plain as without_secrets
 from trainvet.finding import Finding
 from trainvet.monitor import Monitor
 from trainvet.report import Report
@@ -118,7 +119,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (i
 
 
 def facts_to_dict(facts: Any) -> dict[str, Any]:
-    """Facts (and what they hold) in JSON types; fields at their defaults are left out."""
+    """Facts (and what they hold) in JSON types; fields at their defaults are left out, secrets among the hyper-parameters struck out."""
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(facts):
         value = getattr(facts, field.name)
@@ -126,6 +127,8 @@ def facts_to_dict(facts: Any) -> dict[str, Any]:
             plain[field.name] = [facts_to_dict(item) for item in value]
         elif field.name == "curve":
             plain["curve"] = _pack_curve(value)
+        elif field.name == "hyper_parameters":
+            plain[field.name] = without_secrets(value)
         elif field.default is dataclasses.MISSING or value != field.default:
             plain[field.name] = jsonable(value)
     return plain

@@ -78,6 +78,12 @@ def test_facts_come_back_as_they_were_through_json():
     assert facts_from_dict({}) == Facts()
 
 
+def test_a_secret_among_the_hyper_parameters_is_struck_out():
+    text = json.dumps(facts_to_dict(plan(hyper_parameters={"lr": 0.1, "api_key": "hunter2", "logger": {"token": "hunter2"}})))
+    assert "hunter2" not in text
+    assert facts_from_dict(json.loads(text)).hyper_parameters["lr"] == 0.1
+
+
 def test_every_field_of_the_facts_comes_back():
     other = {"int": 7, "int | None": 9, "float": 0.5, "str": "x", "Mapping[str, str]": {"a": "b"}, "Mapping[str, Any]": {"a": 1}}
     for kind in (Facts, Loss, Optimizer, Subject):
