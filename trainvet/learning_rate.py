@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainvet.statistics import Facts, Snapshot, Vector
+from trainvet.statistics import Facts, Snapshot, Track, Vector
 
 RISE = 1e-6
 
@@ -29,6 +29,8 @@ class LearningRate:
         self._mark: dict[str, float] = {}
         self._rising: dict[str, bool] = {}
         self._of: tuple[Sequence[str], list[str], npt.NDArray[np.int64]] | None = None
+        self._before: dict[str, float] = {}
+        self._tracks: Mapping[str, Track] = {}
 
     def begin(self, facts: Facts) -> None:
         """Which group each parameter belongs to, and how high its schedule will go."""
@@ -39,6 +41,7 @@ class LearningRate:
 
     def follow(self, snapshot: Snapshot, until: int | None = None) -> None:
         """Take over the rates of a snapshot, or only those up to the step ``until``; call it with every snapshot."""
+        self._before, self._tracks = dict(self._now), snapshot.tracks("optimizer.learning_rate")
         for group, track in snapshot.tracks("optimizer.learning_rate").items():
             finite = track.values[np.isfinite(track.values) & (track.steps <= (snapshot.step if until is None else until))]
             if len(finite):
@@ -49,6 +52,20 @@ class LearningRate:
                 before = self._mark.get(group)
                 self._rising[group] = before is not None and now > before * (1 + RISE)
                 self._mark[group] = now
+
+    def at(self, step: int) -> float:
+        """The highest rate of any group in force at ``step``, a step of the snapshot followed last; NaN where none is known."""
+        known = dict(self._before)
+        for group, track in self._tracks.items():
+            row = int(np.searchsorted(track.steps, step, side="right")) - 1
+            if row >= 0:
+                known[group] = float(track.values[row])
+        return max((rate for rate in known.values() if np.isfinite(rate)), default=np.nan)
+
+    @property
+    def planned(self) -> float:
+        """The highest rate that a simulated schedule is going to reach; 0 where there is none."""
+        return max(self._planned.values(), default=0.0)
 
     def of(self, names: Sequence[str]) -> Vector:
         """The present rate of each parameter's group, float64 [S]; NaN where it is not known."""
@@ -61,9 +78,10 @@ class LearningRate:
         settled: npt.NDArray[np.bool_] = np.array([self._settled(group, share) for group in groups], dtype=bool)[index]
         return settled
 
-    def advice(self, factor: float, names: Sequence[str] | None = None) -> str:
-        """ "set the learning rate to about 2e-05 (now 0.01)", for the largest rate among ``names`` or of all; without numbers where none is known."""
-        rates = np.array(list(self._now.values())) if names is None else self.of(names)
+    def advice(self, factor: float, names: Sequence[str] | None = None, step: int | None = None) -> str:
+        """ "set the learning rate to about 2e-05 (now 0.01)", for the largest rate among ``names`` or of all (at ``step``); without numbers where
+        none is known."""
+        rates = self.of(names) if names is not None else np.array(list(self._now.values()) if step is None else [self.at(step)])
         rate = float(np.nanmax(rates)) if np.isfinite(rates).any() else 0.0
         if rate > 0 and 0 < factor < np.inf:
             return f"set the learning rate to about {rate * factor:.1g} (now {rate:.3g})"
