@@ -58,7 +58,9 @@ def explains(cause: Finding, effect: Finding) -> bool:
         return False
     if cause.code == effect.code:
         return cause.severity >= Severity.WARNING or cause.severity >= effect.severity
-    if cause.severity < Severity.WARNING or cause.first_step > effect.step:
+    # a NaN has a place of its own; only what has gone badly wrong before explains it away
+    enough = Severity.ERROR if effect.code == "NF101" else Severity.WARNING
+    if cause.severity < enough or cause.first_step > effect.step:
         return False
     known = CONSEQUENCES.get(cause.code, ())
     return any(effect.code.startswith(prefix) for prefix in known) and cause.first_step <= max(effect.first_step, 0)

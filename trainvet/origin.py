@@ -60,7 +60,7 @@ def find(
     """
     inputs = {name: count for name, count in counts(here, "input.nan", "input.inf").items() if name not in harmless}
     if inputs:
-        return Origin("input", tuple(inputs), f"the batch itself held {sum(inputs.values()):g} elements that are NaN or infinite")
+        return Origin("input", tuple(inputs), f"the batch itself was not finite, before any computation ({sum(inputs.values()):g} of its elements)")
     measured = _names(here, "gradient")
     gradients, parameters = counts(here, "gradient.nan", "gradient.inf"), facts.parameters
     # an update with a bad gradient makes the weight bad too; a weight whose gradient is finite was bad before, or its optimizer made it so

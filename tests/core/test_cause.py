@@ -41,6 +41,12 @@ def test_information_explains_nothing_and_comes_last():
     assert tree(found) == [("WT106", []), ("AC101", [])]
 
 
+def test_a_warning_does_not_explain_a_nan_away():
+    """A first update that was a little large, and ten steps later the log of 0 while the loss was falling."""
+    assert tree([finding("WT104", 0), finding("NF101", 10)]) == [("WT104", []), ("NF101", [])]
+    assert tree([finding("WT104", 0, severity=Severity.ERROR), finding("NF101", 10)]) == [("WT104", ["NF101"])]
+
+
 def test_unrelated_findings_are_headlines_in_the_order_of_time():
     assert tree([finding("IN104", 30), finding("LR102", 0), finding("MO104", 10)]) == [("LR102", []), ("MO104", []), ("IN104", [])]
 

@@ -132,4 +132,7 @@ def test_the_fix_carries_the_runs_learning_rate_and_coverage_says_what_is_missin
     found = findings(DeadRelu(), {"optimizer.learning_rate": "0.5 x9"}, columns(act=window([1.0] * 9, batch=200)), PLAN)[0]
     assert found.fixes[0] == "set the learning rate to about 0.05 (now 0.5)"
     assert "100%" in found.message
-    assert DeadRelu().missing() == "a window of 5 batches and 300 positions"
+    rule = DeadRelu()
+    assert rule.missing() == "a window of 5 batches and 300 positions"
+    rule.begin(dataclasses.replace(PLAN, subjects=(dataclasses.replace(SITE, function="gelu"),)))
+    assert rule.missing() == "no ReLU layer was seen"

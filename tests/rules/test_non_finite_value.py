@@ -87,7 +87,7 @@ def test_input_before_everything_else():
     }
     found = place({"loss.value": "1 x2, nan"}, columns)
     assert found.where == "input.1"
-    assert "3 elements" in found.message
+    assert "(3 of its elements)" in found.message
     assert "missing values" in found.causes[0]
 
 

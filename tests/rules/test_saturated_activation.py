@@ -61,4 +61,7 @@ def test_layers_are_told_together_upstream_first():
 
 def test_nan_gives_no_verdict_and_coverage_says_what_is_missing():
     assert told([float("nan")] * 9) == []
-    assert SaturatedActivation().missing() == "0 of 5 samples"
+    rule = SaturatedActivation()
+    assert rule.missing() == "0 of 5 samples"
+    rule.begin(dataclasses.replace(PLAN, subjects=(dataclasses.replace(SITE, function="relu"),)))
+    assert rule.missing() == "no sigmoid or tanh layer was seen"

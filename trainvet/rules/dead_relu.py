@@ -55,6 +55,7 @@ class DeadRelu(Rule):
         self._facts = Facts()
         self._rows = Rows()
         self._broad: frozenset[str] = frozenset()
+        self._none = False
         self._rate = LearningRate()
         self._kept = PerSubject(first=np.nan, since=np.nan, told=0.0)
         self._zero = Streak(self.batches)
@@ -65,6 +66,7 @@ class DeadRelu(Rule):
         self._facts = facts
         self._rate.begin(facts)
         sites = facts.of("activation").items()
+        self._none = bool(sites) and not any(item.function in ("relu", "relu6") for _, item in sites)
         # a whole layer at 0 means something from several units on
         self._broad = frozenset(name for name, item in sites if not item.shape or item.numel >= UNITS * item.shape[0])
         self._rows.choose(name for name, item in sites if item.function in ("relu", "relu6") and item.role not in ("gate", "expert"))
@@ -115,6 +117,8 @@ class DeadRelu(Rule):
 
     def missing(self) -> str:
         """Is any window wide enough to judge?"""
+        if self._none:
+            return "no ReLU layer was seen"
         return "" if self._windows else f"a window of {self.batches} batches and {self.enough} positions"
 
     def state_dict(self) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class SaturatedActivation(Rule):
         self._facts = Facts()
         self._rows = Rows()
         self._mild: frozenset[str] = frozenset()
+        self._none = False
         self._kept = PerSubject(told=0.0)
         self._warn, self._error = Streak(self.patience), Streak(self.patience)
         self._samples = 0
@@ -52,7 +53,9 @@ class SaturatedActivation(Rule):
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """Which layers are sigmoid or tanh, and which of them may saturate."""
         self._facts = facts
-        sites = {name: subject for name, subject in facts.of("activation").items() if subject.function in ("sigmoid", "tanh")}
+        layers = facts.of("activation")
+        sites = {name: subject for name, subject in layers.items() if subject.function in ("sigmoid", "tanh")}
+        self._none = bool(layers) and not sites
         self._rows.choose(sites)
         self._mild = frozenset(name for name, subject in sites.items() if subject.role in ("gate", "output"))
         return ()
@@ -92,6 +95,8 @@ class SaturatedActivation(Rule):
 
     def missing(self) -> str:
         """How many samples there were."""
+        if self._none:
+            return "no sigmoid or tanh layer was seen"
         return "" if self._samples >= self.patience else f"{self._samples} of {self.patience} samples"
 
     def state_dict(self) -> dict[str, Any]:
