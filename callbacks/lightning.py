@@ -10,11 +10,12 @@ from typing import Any
 
 from trainvet.action import TrainingAborted
 from trainvet.callbacks.diagnostics import Options, Watching
-from trainvet.callbacks.session import Session, guarded, switched_off
+from trainvet.callbacks.session import LOST, Session, guarded, switched_off
 from trainvet.integrations.torch.guard import Guard
 from trainvet.integrations.torch.lightning import Replay, known_facts, last_checkpoint, scaler_of
 from trainvet.integrations.torch.probe import Probe
 from trainvet.report import Report
+from trainvet.statistics import Snapshot
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules and "lightning.pytorch" not in sys.modules:
     from pytorch_lightning import Callback
@@ -79,7 +80,7 @@ class Diagnostics(Watching, Callback):
             options = session.options
             poison_aborts = session.monitor.abort_on.level is not None or "NF101" in session.monitor.abort_on.codes
             guard = Guard(poison_aborts, options.skip_bad_updates) if poison_aborts or options.skip_bad_updates else None
-            self._replay = Replay(pl_module, automatic=pl_module.automatic_optimization)
+            self._replay = Replay(pl_module)
             self._probe = Probe(
                 pl_module,
                 trainer.optimizers,
@@ -102,7 +103,7 @@ class Diagnostics(Watching, Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Judge what is still on its way, and tell."""
         if self._owner and self._probe is not None and self._session is not None:
-            self._session.observe(self._probe.poll(drain=True))
+            self._judge(self._session, self._probe.poll(drain=True))
             self._session.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -136,7 +137,7 @@ class Diagnostics(Watching, Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """The forward begins."""
         if self._owner and self._probe is not None:
-            self._replay.keep(batch, batch_idx)
+            self._replay.keep(batch, batch_idx, self._probe.step)
             self._probe.forward(batch, batch_idx, trainer.current_epoch)
 
     @guarded
@@ -152,16 +153,19 @@ class Diagnostics(Watching, Callback):
         if not self._owner or probe is None or session is None:
             return
         raw = getattr(optimizer, "_optimizer", optimizer)
-        session.observe(probe.gradients(raw))
-        if probe.lost and session.monitor.status == "running":
-            session.abort("the update is not finite and is held back; no more bad updates are allowed")
+        self._judge(session, probe.gradients(raw))
 
     @guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Weights have moved."""
         if self._owner and self._probe is not None and self._session is not None:
             self._probe.updated()
-            self._session.observe(self._probe.poll())
+            self._judge(self._session, self._probe.poll())
+
+    def _judge(self, session: Session, snapshots: list[Snapshot]) -> None:
+        session.observe(snapshots)
+        if self._probe is not None and self._probe.lost and session.monitor.status == "running":
+            session.abort(LOST)
 
     @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -187,7 +191,7 @@ class Diagnostics(Watching, Callback):
     def _catch_up(self) -> None:
         """Judge everything measured so far: a checkpoint belongs to this very step, and is not to be written over by a run that is to end."""
         if self._probe is not None and self._session is not None:
-            self._session.observe(self._probe.poll(drain=True))
+            self._judge(self._session, self._probe.poll(drain=True))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Kept until the training starts, when the restored step count is known."""

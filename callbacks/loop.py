@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,12 +14,13 @@ from torch import Tensor, nn
 
 from trainvet.action import TrainingAborted
 from trainvet.callbacks.diagnostics import Watching
-from trainvet.callbacks.session import Session, guarded, switched_off
+from trainvet.callbacks.session import LOST, Session, guarded, switched_off
 from trainvet.finding import Finding
 from trainvet.integrations.torch.guard import Guard
 from trainvet.integrations.torch.probe import Known, Probe
 from trainvet.integrations.torch.schedules import Driven, simulate
 from trainvet.rule import Rule
+from trainvet.statistics import Snapshot
 
 
 class Watch(Watching):
@@ -45,6 +47,10 @@ class Watch(Watching):
             raise ValueError(f"steps={steps!r}: a run without steps has nothing to watch")
         self._model = model
         self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        if not self._optimizers or not all(isinstance(item, torch.optim.Optimizer) for item in self._optimizers):
+            raise ValueError("optimizer must be a torch optimizer, or several")
+        if scheduler_interval not in ("step", "epoch"):
+            raise ValueError(f'scheduler_interval={scheduler_interval!r} must be "step" or "epoch"')
         self._scaler = scaler
         self._driven = None if scheduler is None else Driven(scheduler, scheduler_interval)
         self._steps, self._steps_per_epoch = steps, steps_per_epoch
@@ -52,8 +58,8 @@ class Watch(Watching):
         self._probe: Probe | None = None
         self._guard: Guard | None = None
         self._handles: list[Any] = []
-        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._open = False
+        self._replay = _Replay(model)
+        self._open = self._judged = self._inside = False
         self._batch = 0
         self._epoch = 0
         self.stopped = False
@@ -83,7 +89,7 @@ class Watch(Watching):
         aborts = session.monitor.abort_on.level is not None or "NF101" in session.monitor.abort_on.codes
         self._guard = Guard(aborts, options.skip_bad_updates) if aborts or options.skip_bad_updates else None
         schedules = []
-        if self._driven is not None and self._steps is not None:
+        if self._driven is not None and self._steps is not None and (self._driven.interval == "step" or self._steps_per_epoch):
             labels = [str(group.get("name") or "") for group in self._optimizers[0].param_groups]
             stem = type(self._optimizers[0]).__name__
             labels = [label or (stem if len(labels) == 1 else f"{stem}/{index}") for index, label in enumerate(labels)]
@@ -108,20 +114,20 @@ class Watch(Watching):
         """Judge what is still on its way, tell, and leave nothing behind."""
         if kind is None:
             self._leave("finished", "")
-        elif not issubclass(kind, TrainingAborted):
+        else:
             self._leave("failed", f"{kind.__name__}: {error}")
 
     def _leave(self, status: str, reason: str) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, self._inputs = [], None
+        self._handles = []
         session = self._session
         if session is None or session.monitor.status != "running":
             return
         if self._probe is not None and session.alive:
             try:
                 self._probe.updated()
-                session.observe(self._probe.poll(drain=True))
+                self._tell(session, self._probe.poll(drain=True))
             except TrainingAborted:
                 raise
             except Exception:
@@ -146,46 +152,79 @@ class Watch(Watching):
         session, probe = self._session, self._probe
         if session is None or probe is None:
             return
+        self._judged = True
         probe.loss(loss)
-        session.observe(probe.gradients(optimizer))
-        if probe.lost and session.monitor.status == "running":
-            session.abort("the update is not finite and is held back; no more bad updates are allowed")
+        self._tell(session, probe.gradients(optimizer))
+
+    def _tell(self, session: Session, snapshots: list[Snapshot]) -> None:
+        session.observe(snapshots)
+        if self._probe is not None and self._probe.lost and session.monitor.status == "running":
+            session.abort(LOST)
 
     # ---- hooks on the model and the optimizers
 
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled() and module.training and torch._C._current_graph_task_id() == -1:
+        if torch.is_grad_enabled() and module.training and torch._C._current_graph_task_id() == -1 and not self._replay.running:
             self._begin(args, kwargs)
 
     @guarded
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._probe is None:
             return
-        self._inputs = (args, kwargs)
+        if self._judged and not self._inside:  # the step before this forward was skipped (by a loss scaler): the optimizer did not tell
+            self._end_step()
+        self._replay.keep(args, kwargs, self._batch, self._probe.step)
         if not self._open:
             self._open = True
             self._probe.forward((args, kwargs), self._batch, self._epoch, self._model)
 
     def _stepping(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """The optimizer steps: from here on another forward belongs to the next step."""
+        self._inside = True  # a forward in here is a further evaluation of the same step
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._inside = False
         self._close()
 
     @guarded
     def _close(self) -> None:
+        self._end_step()
+
+    def _end_step(self) -> None:
         if self._probe is None or self._session is None:
             return
-        self._open = False
+        self._open = self._judged = False
         self._batch += 1
         self._probe.updated()
-        self._session.observe(self._probe.poll())
+        self._tell(self._session, self._probe.poll())
 
-    def _replay(self) -> Tensor | None:
-        if self._inputs is None:
-            return None
-        self._model(*self._inputs[0], **self._inputs[1])
-        return None
+
+class _Replay:
+    """Calls the model once more with the inputs of a step; there is no loss, since only the loop knows it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.depth = 1
+        self.running = False
+        self._kept: deque[tuple[int, int, tuple[Any, ...], dict[str, Any], Tensor]] = deque()
+
+    def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, step: int) -> None:
+        """References to the inputs of a call that belongs to ``step``."""
+        while self._kept and self._kept[0][0] <= step - self.depth:
+            self._kept.popleft()
+        if self.depth:
+            self._kept.append((step, batch, args, kwargs, torch.get_rng_state()))
+
+    def runs(self, step: int) -> list[tuple[int, Callable[[], Tensor | None]]]:
+        """One call per forward of ``step``."""
+        return [(batch, partial(self._run, args, kwargs, rng)) for at, batch, args, kwargs, rng in self._kept if at == step]
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], rng: Tensor) -> None:
+        self.running = True
+        try:
+            torch.set_rng_state(rng)
+            self.model(*args, **kwargs)
+        finally:
+            self.running = False
 
 
 def watch(

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from trainvet.environment import describe
-
 from trainvet.action import Action, TrainingAborted
+from trainvet.environment import describe
 from trainvet.finding import Finding
 from trainvet.monitor import Monitor, Sink
 from trainvet.recording import round_tables
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 SUBDIRECTORY = "trainvet"
+LOST = "an update was not finite and was held back; no more bad updates are allowed"
 
 
 def switched_off() -> bool:
@@ -176,9 +176,8 @@ class Session:
 
         sinks: list[Sink] = []
         if self.log_dir is not None:
-            from trainvet.integrations.tensorboard.sink import TensorBoardSink
-
             from trainvet.integrations.jsonl import JsonLinesSink
+            from trainvet.integrations.tensorboard.sink import TensorBoardSink
 
             sinks += [TensorBoardSink(self.log_dir), JsonLinesSink(self.log_dir)]
         return [*sinks, ConsoleSink(self.log_dir)]

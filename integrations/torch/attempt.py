@@ -19,7 +19,8 @@ class Attempt:
 
     ``parts`` are further columns (target, statistic, device vector) in the order in which the packed row holds them; ``constant`` columns
     are known on the host. ``known``: loss and norms have been read already. ``scaled``: the gradients still carry the loss scale.
-    ``bad``: not finite and nobody else skips it; ``dropped``: the guard dropped it as one of those allowed.
+    ``bad``: not finite and nobody else skips it; ``armed``: the guard decides on the device; ``held``: the guard held the update, ``dropped``:
+    as one of those allowed.
     """
 
     step: int
@@ -39,6 +40,8 @@ class Attempt:
     columns: dict[tuple[str, str], Vector] = dataclasses.field(default_factory=dict)
     sketch: Sketch | None = None
     bad: bool = False
+    armed: bool = False
+    held: bool = False
     dropped: bool = False
     known: bool = False
     loss: float = 0.0
@@ -50,7 +53,12 @@ class Attempt:
     @property
     def changed(self) -> bool:
         """Did this attempt move weights?"""
-        return not (self.skipped or self.dropped)
+        return not (self.skipped or self.held)
+
+    @property
+    def finite(self) -> bool:
+        """Are loss and gradients finite?"""
+        return math.isfinite(self.norm) and math.isfinite(self.loss)
 
     def read(self, host_norms: Vector | None = None) -> None:
         """Read loss, norms and scale now (on CPU that costs nothing; elsewhere it waits for the device)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import random
 from collections import deque
@@ -15,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from trainvet.integrations.torch.activations import WITH_KWARGS, usable
 from trainvet.integrations.torch.losses import tensors_in
 
 FINITE, MINUS, PLUS, NAN = 0, 1, 2, 3
+LARGEST = 1 << 24  # elements of a user's tensor or array up to which its content is kept over the replay
 
 
 @dataclasses.dataclass
@@ -37,7 +38,7 @@ class Visit:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The verdict: ``place`` is a module path or "loss"; ``direction`` "forward" or "backward"; the finite range that fed it."""
+    """The verdict: ``place`` is a module path, a parameter or "loss"; ``direction`` "forward" or "backward"; the finite range that fed it."""
 
     place: str
     kind: str
@@ -70,16 +71,19 @@ def locate(module: nn.Module, replay: Callable[[], Tensor | None]) -> Origin | N
     """Run ``replay`` (a forward that returns the loss, or None) and name the first module that makes a non-finite value out of finite ones.
 
     None when the fault does not come back. Masks (−Inf from finite input) are legal; a NaN whose input held +Inf is traced back to the module
-    that made the +Inf. Parameters' ``grad`` fields, buffers, RNG states and plain attributes of the modules are left as they were.
+    that made the +Inf. Where the replay has no loss to give, the output of the outermost module stands for it, and the backward pass is not
+    looked at. Parameters' ``grad`` fields, buffers, RNG states and plain attributes of the modules are left as they were.
     """
     paths = {id(child): path for path, child in module.named_modules()}
     watcher = _Watcher(paths)
     with undisturbed(module), watcher, torch.enable_grad():
         loss = replay()
         forward = watcher.forward_origin(loss)
-        if forward is not None or loss is None or not loss.requires_grad:
-            return forward
+        if forward is not None:
+            return _blame_parameter(module, forward)
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if loss is None or not loss.requires_grad or not parameters:
+            return None
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         named = {id(parameter): name for name, parameter in module.named_parameters()}
         bad = {
@@ -90,6 +94,13 @@ def locate(module: nn.Module, replay: Callable[[], Tensor | None]) -> Origin | N
         return watcher.backward_origin(bad)
 
 
+def _blame_parameter(module: nn.Module, origin: Origin) -> Origin:
+    """The parameter itself, where the module made NaN because one of its own parameters was not finite."""
+    own = module.get_submodule(origin.place) if origin.place in dict(module.named_modules()) else nn.Module()
+    bad = next((name for name, parameter in own.named_parameters(recurse=False) if state([parameter]) > FINITE), None)
+    return origin if bad is None else dataclasses.replace(origin, place=f"{origin.place}.{bad}", kind="parameter")
+
+
 class _Watcher:
     def __init__(self, paths: Mapping[int, str]) -> None:
         self.paths = paths
@@ -98,11 +109,12 @@ class _Watcher:
         self._handles: list[Any] = []
 
     def __enter__(self) -> None:
-        self._handles = [register_module_forward_pre_hook(self._before), register_module_forward_hook(self._after)]
+        self._handles = [register_module_forward_pre_hook(self._before), register_module_forward_hook(self._after, with_kwargs=True)]
 
     def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
+            WITH_KWARGS.pop(handle.id, None)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         path = self.paths.get(id(module))
@@ -120,24 +132,26 @@ class _Watcher:
             max((float(values.max()) for values in finite), default=float("nan")),
         )
         self._open.append(visit)
-        for tensor in tensors:
-            if tensor.requires_grad:
-                tensor.register_hook(_note(visit, "input_gradient"))
+        self._listen(tensors, visit, "input_gradient")
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         path = self.paths.get(id(module))
         if path is None or torch._C._current_graph_task_id() != -1 or not self._open:
             return
         visit = self._open.pop()
+        if kwargs:  # a pre-hook on all modules is not shown them
+            visit.input_state = max(visit.input_state, state(tensors_in(kwargs)))
         visit.output_state = state(tensors_in(output))
         self.visits.append(visit)
-        for _, tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(_note(visit, "output_gradient"))
+        self._listen([tensor for _, tensor in tensors_in(output)], visit, "output_gradient")
+
+    def _listen(self, tensors: list[Tensor], visit: Visit, field: str) -> None:
+        self._handles += [tensor.register_hook(_note(visit, field)) for tensor in tensors if tensor.requires_grad]
 
     def forward_origin(self, loss: Tensor | None) -> Origin | None:
         """The first module, in the order in which calls end, with a NaN (or a +Inf that became one) out of finite input."""
-        if loss is not None and state([loss]) == FINITE:
+        at_the_end = self.visits[-1].output_state if self.visits else FINITE
+        if (at_the_end if loss is None else state([loss])) == FINITE:
             return None  # what does not reach the loss is no fault
         for visit in self.visits:
             if visit.output_state == NAN and visit.input_state != NAN:
@@ -182,22 +196,12 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     """RNG states, buffers and plain attributes (also lists, dicts and tensors in them) of all modules are afterwards as before."""
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers() if buffer.device.type != "meta"]
-    saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for child in module.modules():
-        plain = {key: _keep(value) for key, value in vars(child).items() if not isinstance(value, nn.Module) and not key.startswith("_parameters")}
-        saved.append((vars(child), plain))
+    saved = [(vars(child), _keep(vars(child), skip=("_parameters", "_modules"))) for child in module.modules()]
     try:
         yield
     finally:
-        for live, plain in saved:
-            for key in set(live) - set(plain) - {"_parameters"}:
-                del live[key]
-            for key, (value, content) in plain.items():
-                live[key] = _restore(value, content)
-        with torch.no_grad():
-            for buffer, content in buffers:
-                buffer.copy_(content)
+        for live, kept in saved:
+            _restore(live, kept)
         torch.set_rng_state(torch_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
@@ -205,26 +209,54 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_states)
 
 
-def _keep(value: Any) -> tuple[Any, Any]:
-    if isinstance(value, list | dict | set | deque):
-        return value, copy.copy(value)
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.is_leaf:
-        return value, value.detach().clone()
-    return value, None
-
-
-def _restore(value: Any, content: Any) -> Any:
-    if content is None:
-        return value
+def _keep(value: Any, depth: int = 0, skip: tuple[str, ...] = ()) -> Any:
+    """What brings ``value`` back to its present content (containers down to some depth, arrays, tensors, generators); None for anything else."""
+    if depth > 5:
+        return None
+    if isinstance(value, dict):
+        return {key: (item, _keep(item, depth + 1)) for key, item in value.items() if key not in skip}, skip
+    if isinstance(value, list | deque):
+        return [(item, _keep(item, depth + 1)) for item in value]
+    if isinstance(value, set):
+        return set(value)
     if isinstance(value, Tensor):
+        plain = value.is_leaf and not isinstance(value, nn.Parameter) and usable(value) and value.numel() <= LARGEST
+        return value.detach().clone() if plain else None
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.size <= LARGEST else None
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, random.Random):
+        return value.getstate()
+    return value.get_state() if isinstance(value, torch.Generator) else None
+
+
+def _restore(value: Any, kept: Any) -> None:
+    if kept is None:
+        return
+    if isinstance(value, dict):
+        items, skip = kept
+        for key in [key for key in value if key not in items and key not in skip]:
+            del value[key]
+        for key, (item, content) in items.items():
+            value[key] = item
+            _restore(item, content)
+    elif isinstance(value, list | deque):
+        value.clear()
+        value.extend(item for item, _ in kept)
+        for item, content in kept:
+            _restore(item, content)
+    elif isinstance(value, set):
+        value.clear()
+        value.update(kept)
+    elif isinstance(value, Tensor):
         with torch.no_grad():
-            value.copy_(content)
-    elif isinstance(value, list):
-        value[:] = content
-    elif isinstance(value, deque):
-        value.clear()
-        value.extend(content)
+            value.copy_(kept)
+    elif isinstance(value, np.ndarray):
+        value[...] = kept
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = kept
+    elif isinstance(value, random.Random):
+        value.setstate(kept)
     else:
-        value.clear()
-        value.update(content)
-    return value
+        value.set_state(kept)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from trainvet.statistics import Vector
 
 FULL = ("mean", "abs_mean", "std", "abs_max", "min", "max", "zero_share", "nan", "inf", "identical_rows")
 COUNTS = ("nan", "inf")
@@ -33,24 +30,6 @@ def norms(tensors: Sequence[Tensor | None]) -> Tensor:
         chosen = [tensor.detach() for tensor in tensors] if first.requires_grad else tensors  # type: ignore[union-attr]
         return torch.stack(torch._foreach_norm(chosen, 2, dtype=wide))  # type: ignore[arg-type]
     return _mixed_norms(tensors)
-
-
-def host_norms(tensors: Sequence[Tensor | None]) -> Vector | None:
-    """The same as :func:`norms`, read at once, float64 [P]; None unless all tensors are strided CPU tensors of float32 or float64.
-
-    On CPU one BLAS dot product per tensor is faster than the multi-tensor norm, for small and for large tensors.
-    """
-    squares = []
-    try:
-        with np.errstate(over="ignore", invalid="ignore"):  # an infinite or NaN norm is what we are looking for, not worth a warning
-            for tensor in tensors:
-                values = tensor.numpy().ravel(order="K")  # type: ignore[union-attr]
-                if values.dtype.char not in "fd":  # float16 would be summed, and overflow, in float16
-                    return None
-                squares.append(values.dot(values))
-    except (TypeError, RuntimeError, AttributeError):  # a None, a sparse, device, bfloat16 or differentiable gradient
-        return None
-    return np.sqrt(np.array(squares, dtype=np.float64))
 
 
 def _plain(tensor: Tensor | None, like: Tensor) -> bool:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,53 +80,68 @@ def last_checkpoint(trainer: Any, good: int | None) -> str | None:
 
 
 class Replay:
-    """Runs the kept batch through ``training_step`` once more; nothing is logged and no optimizer moves.
+    """Runs the batches of a step through ``training_step`` once more; nothing is logged and no optimizer moves.
 
-    The RNG state of the start of the step is kept, so that dropout draws the same mask. Under manual optimisation a ``training_step`` steps
-    optimizers by itself: there is no replay.
+    The RNG state of the start of each batch is kept, so that dropout draws the same mask. Under manual optimisation a ``training_step`` steps
+    optimizers by itself: there is no replay. ``depth`` is the number of steps whose batches are kept.
     """
 
-    def __init__(self, module: Any, *, automatic: bool) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
-        self.automatic = automatic
-        self._kept: tuple[Any, int] | None = None
-        self._rng: Tensor | None = None
+        self.depth = 1 if module.automatic_optimization else 0
+        self._kept: deque[tuple[int, Any, int, Tensor]] = deque()
 
-    def keep(self, batch: Any, index: int) -> None:
-        """A reference to the batch of the step that begins."""
-        self._kept = (batch, index)
-        if self.automatic:
-            self._rng = torch.get_rng_state()
+    def keep(self, batch: Any, index: int, step: int) -> None:
+        """A reference to the batch that begins; it belongs to ``step``."""
+        while self._kept and self._kept[0][0] <= step - self.depth:
+            self._kept.popleft()
+        if self.depth:
+            self._kept.append((step, batch, index, torch.get_rng_state()))
 
-    def __call__(self) -> Tensor | None:
-        """The loss of the kept batch, with its graph; None under manual optimisation."""
-        if self._kept is None or not self.automatic:
-            return None
-        batch, index = self._kept
-        with _muted(self.module):
-            if self._rng is not None:
-                torch.set_rng_state(self._rng)
-            with self.module.trainer.precision_plugin.train_step_context():
-                output = self.module.training_step(*_arguments(self.module, batch, index))
-        loss = output.get("loss") if isinstance(output, dict) else output
+    def runs(self, step: int) -> list[tuple[int, Callable[[], Tensor | None]]]:
+        """For each batch of ``step`` that is kept, its index, and a call that returns its loss with the graph."""
+        return [(index, partial(self._run, batch, index, rng)) for at, batch, index, rng in self._kept if at == step]
+
+    def _run(self, batch: Any, index: int, rng: Tensor) -> Tensor | None:
+        trainer = self.module.trainer
+        with _muted(self.module, trainer), trainer.precision_plugin.train_step_context():
+            torch.set_rng_state(rng)
+            output = self.module.training_step(*_arguments(self.module, batch, index))
+        loss = output.get("loss") if isinstance(output, Mapping) else output
         return loss if isinstance(loss, Tensor) else None
 
 
 def _arguments(module: Any, batch: Any, index: int) -> list[Any]:
-    import inspect
-
-    names = list(inspect.signature(module.training_step).parameters)
-    return [batch, index][: len(names)] if names else []
+    """As Lightning calls it: with the index where ``training_step`` takes two arguments or any number."""
+    parameters = list(inspect.signature(module.training_step).parameters.values())
+    positional = [parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
+    some = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    return [batch, index] if some or len(positional) >= 2 else [batch]
 
 
 @contextlib.contextmanager
-def _muted(module: Any) -> Iterator[None]:
-    """``self.log`` and its kin do nothing meanwhile."""
+def _muted(module: Any, trainer: Any) -> Iterator[None]:
+    """``self.log`` and its kin do nothing meanwhile, and loggers swallow what they are told."""
     names = ("log", "log_dict", "print")
+    own = {name: module.__dict__[name] for name in names if name in module.__dict__}
+    loggers = trainer.loggers
     for name in names:
-        object.__setattr__(module, name, lambda *args, **kwargs: None)
+        object.__setattr__(module, name, _nothing)
+    trainer.loggers = [_dummy(trainer) for _ in loggers]
     try:
         yield
     finally:
+        trainer.loggers = loggers
         for name in names:
             module.__dict__.pop(name, None)
+        module.__dict__.update(own)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _dummy(trainer: Any) -> Any:
+    """A logger that does nothing, from the trainer's own package."""
+    package = type(trainer).__module__.removesuffix(".trainer.trainer")
+    return importlib.import_module(f"{package}.loggers.logger").DummyLogger()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from trainvet.integrations.torch.sampling import Sampling
 from trainvet.monitor import Monitor
 from trainvet.statistics import Facts, Schedule, Snapshot, Table, Vector
 
+LAG = 10  # steps a row may be late: the slots of the ring, and two
+
 
 @dataclasses.dataclass(frozen=True)
 class Known:
@@ -41,11 +43,20 @@ class Known:
     unobservable: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
+class Replay(Protocol):
+    """What the edge offers to locate a fault."""
+
+    depth: int
+
+    def runs(self, step: int) -> list[tuple[int, Callable[[], Tensor | None]]]:
+        """For each batch of ``step`` that is kept, its index and a call that runs it once more and returns its loss, if there is one."""
+
+
 class Probe:
     """Measures on the device and reads rows back later; on CPU (or ``strict``) the decisive numbers are read before the update.
 
     Order of calls in a step: :meth:`forward`, :meth:`loss` (per micro-batch), :meth:`gradients` and :meth:`updated` (per optimizer step),
-    :meth:`poll`. ``replay`` runs the present batch once more and returns the loss; it is used once, to locate a fault.
+    :meth:`poll`.
     """
 
     def __init__(
@@ -61,7 +72,7 @@ class Probe:
         before_update: bool | None = None,
         step: int = 0,
         applied: int | None = None,
-        replay: Callable[[], Tensor | None] | None = None,
+        replay: Replay | None = None,
     ) -> None:
         """``before_update``: read the loss and the norms before the update; None: where that costs nothing (all on CPU), or ``strict``."""
         self.module = module
@@ -85,6 +96,21 @@ class Probe:
         on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         self._before_update = (on_cpu or strict) if before_update is None else before_update
         self._compiled = compiled(module)
+        if not self._before_update:
+            self._expect_lag()
+
+    def _expect_lag(self) -> None:
+        """Rows arrive some steps late: what an alarm needs is kept that long, or it is said what cannot be done."""
+        if self.replay is not None:
+            self.replay.depth = LAG if self.guard is not None and self.guard.latched and self.replay.depth else 0
+        if self.guard is not None:
+            self.guard.depth = LAG
+            late = [owned.label for owned in self.plan.owned if not device_side(owned)]
+            if late and not self.scaler:
+                self.monitor.note(
+                    f"a bad update of {', '.join(late)} reaches the weights before it is known to be bad: only fused Adam, AdamW, SGD and Adagrad "
+                    "can hold it on the device; strict=True waits for the device before every update"
+                )
 
     @property
     def sampled_seconds(self) -> float:
@@ -139,8 +165,8 @@ class Probe:
         """
         self._batch, self._index, self._epoch = batch, index, epoch
         self._stepped.clear()
-        if self.guard is not None:
-            self.guard.before_forward(self.plan.buffers)
+        if self.guard is not None and not self._micro:
+            self.guard.before_forward(self.module, self.step)
         self._sampled = self.monitor.due(self.step)
         if self._sampled and not self._compiled:
             self.sampling.look(self.monitor.keys, inside, again=not self._micro)
@@ -189,24 +215,26 @@ class Probe:
         early: list[Snapshot] = []
         if self._before_update:
             attempt.read(measured)
-            if not (math.isfinite(attempt.norm) and math.isfinite(attempt.loss)) and not self.scaler:
+            if not attempt.finite and not self.scaler:
                 attempt.bad, attempt.sampled = True, False
                 early = self._alarm(attempt, gradients)
         elif self.guard is not None and not self.scaler and device_side(owned):
             self.guard.arm(owned, attempt.head().sum())
+            attempt.armed = True
         if attempt.sampled:
             self.sampling.gradients(attempt, gradients)
         return early
 
     @property
     def lost(self) -> bool:
-        """Is the step that is under way non-finite, held by the guard, and no more such steps are allowed?"""
-        return self._pending is not None and self._pending.bad and self.guard is not None and not self._pending.dropped
+        """Was an update held by the guard, and no more such updates are allowed?"""
+        return self.guard is not None and self.guard.exhausted
 
     def updated(self) -> None:
         """The batch is over: weights have moved, or the step was skipped."""
         self.sampling.pause()
         self._finish()
+        self._stepped.clear()
         if self.guard is not None:
             self.guard.disarm()
 
@@ -229,18 +257,31 @@ class Probe:
         """The finding with the module in which the value was born, where a replay of the batch shows it."""
         if self.replay is None or finding.severity >= Severity.FATAL or any(name.split(".")[0] in ("input", "label") for name in finding.subjects):
             return finding
-        origin = locate(self.module, self.replay)
+        runs = self.replay.runs(finding.step)
+        origin, batch = None, self._index
+        for index, run in runs:
+            origin, batch = locate(self.module, run), index
+            if origin is not None:
+                break
         if origin is None:
-            return dataclasses.replace(finding, evidence={**finding.evidence, "replay": "the fault did not come back when the batch was run again"})
+            told = "the fault did not come back when the batch was run again" if runs else self._why_no_replay()
+            return dataclasses.replace(finding, evidence={**finding.evidence, "replay": told})
         fed = "" if math.isnan(origin.low) else f" from finite input in [{origin.low:.4g}, {origin.high:.4g}]"
         what = "the loss" if origin.place == "loss" else f"{origin.place} ({origin.kind})"
         return dataclasses.replace(
             finding,
             subjects=(origin.place,),
             where=origin.place,
-            message=f"first non-finite value in the {origin.direction} pass, made by {what}{fed}, batch {self._index}",
-            evidence={**finding.evidence, "batch": self._index, "input_min": origin.low, "input_max": origin.high},
+            message=f"first non-finite value in the {origin.direction} pass, made by {what}{fed}, batch {batch}",
+            evidence={**finding.evidence, "batch": batch, "input_min": origin.low, "input_max": origin.high},
         )
+
+    def _why_no_replay(self) -> str:
+        if self.known.manual_optimization:
+            return "the batch was not run again: training_step steps the optimizers by itself"
+        if not self._before_update and (self.guard is None or not self.guard.latched):
+            return "the batch was not run again: weights have moved since"
+        return "the batch was not run again: it was no longer kept"
 
     def close(self) -> None:
         """Everything of ours is removed from the user's objects."""
@@ -276,7 +317,13 @@ class Probe:
     def _arrived(self, attempt: Attempt, values: Vector) -> None:
         """A packed row has reached the host."""
         attempt.unpack(values)
+        if attempt.armed:
+            self._was_held(attempt)
         self._row(attempt, attempt.changed)
+        if not attempt.finite and not attempt.skipped:
+            snapshot = self.rows.flush(attempt.step, attempt.batch, attempt.epoch, _late_evidence(attempt))
+            self._snapshots.append(dataclasses.replace(snapshot, urgent=True))
+            return
         if not attempt.sampled:
             return
         if self.sampling.news:
@@ -284,6 +331,16 @@ class Probe:
             self.monitor.begin(self.facts(), attempt.step)
         tables = self.sampling.tables(attempt)
         self._snapshots.append(self.rows.flush(attempt.step, attempt.batch, attempt.epoch, tables))
+
+    def _was_held(self, attempt: Attempt) -> None:
+        """What the guard did on the device: it held every bad update, and, latched, all that followed the first one."""
+        assert self.guard is not None
+        if not attempt.finite:
+            attempt.held = True
+            attempt.dropped = self.guard.count()
+            self.guard.restore_buffers(attempt.step)
+        elif self.guard.latched and self.guard.exhausted:
+            attempt.held = attempt.dropped = True
 
     def _row(self, attempt: Attempt, changed: bool) -> None:
         skips = self.scaler or self.guard is not None
@@ -317,10 +374,12 @@ class Probe:
             chosen = {name: tensor for name, tensor in data.items() if name.startswith(target)}
             if chosen:
                 tables[target] = Table(tuple(chosen), _host(kernels.table(list(chosen.values()), kernels.COUNTS)))
+        for values, earlier in self._readback.poll(wait=True):  # of another optimizer, in the same batch
+            self._arrived(earlier, values)
         self._flush()
         if self.guard is not None:
-            attempt.dropped = self.guard.hold(owned)
-        self._row(attempt, self.guard is None)
+            attempt.held, attempt.dropped = True, self.guard.hold(owned, attempt.step)
+        self._row(attempt, attempt.changed)
         snapshot = self.rows.flush(attempt.step, attempt.batch, attempt.epoch, tables)
         self._snapshots.append(dataclasses.replace(snapshot, urgent=True))
         return self.poll()
@@ -328,6 +387,14 @@ class Probe:
     def _flush(self) -> None:
         if len(self.rows):
             self._snapshots.append(self.rows.flush(self.rows.last, self._index, self._epoch, {}))
+
+
+def _late_evidence(attempt: Attempt) -> dict[str, Table]:
+    """What the norms say about a bad step when its gradients are gone: a NaN norm holds a NaN; an infinite one may have overflowed."""
+    nan, inf = np.isnan(attempt.host_norms).astype(np.float64), np.isinf(attempt.host_norms).astype(np.float64)
+    if not nan.any():
+        return {}
+    return {"gradient": Table(attempt.owned.names, {"norm": attempt.host_norms, "nan": nan, "inf": inf})}
 
 
 def _host(columns: dict[str, Tensor]) -> dict[str, Vector]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainvet.integrations.torch import kernels
+from trainvet.integrations.torch import host, kernels
 from trainvet.integrations.torch.activations import Look, Windows
 from trainvet.integrations.torch.attempt import Attempt
 from trainvet.integrations.torch.losses import describe, same, tensors_in
@@ -93,7 +93,7 @@ class Sampling:
         assert attempt.norms is not None
         attempt.names["gradient"] = owned.names
         attempt.constant["gradient", "present"] = np.array([gradient is not None for gradient in gradients], dtype=np.float64)
-        self._columns(attempt, "gradient", gradients, attempt.norms, want)
+        self._columns(attempt, "gradient", gradients, want, attempt.norms)
         if any(key.startswith("update.") for key in want):
             sketch = self._sketches.get(id(owned.optimizer))
             if sketch is None or sketch.owned is not owned:
@@ -109,13 +109,10 @@ class Sampling:
         if any(key.startswith("weight.") for key in want):
             weights: list[Tensor | None] = list(owned.tensors)
             attempt.names["weight"] = owned.names
-            norms = kernels.norms(weights)
-            attempt.parts.append(("weight", "norm", norms))
-            self._columns(attempt, "weight", weights, norms, want)
+            self._columns(attempt, "weight", weights, want | {"weight.norm"})
         if attempt.sketch is not None:
             attempt.names["update"] = owned.names
-            columns = kernels.update_columns(*attempt.sketch.compare())
-            attempt.parts += [("update", name, column) for name, column in columns.items()]
+            self._update(attempt, *attempt.sketch.compare())
             attempt.sketch.before = []
             attempt.sketch = None
         if any(key.startswith("buffer.") for key in want):
@@ -162,17 +159,35 @@ class Sampling:
         return frozenset(subject.name for subject in self.plan.subjects() if subject.role == "embedding")
 
     @staticmethod
-    def _columns(attempt: Attempt, target: str, tensors: list[Tensor | None], norms: Tensor, want: frozenset[str]) -> None:
+    def _columns(attempt: Attempt, target: str, tensors: list[Tensor | None], want: frozenset[str], norms: Tensor | None = None) -> None:
+        """The wanted statistics of some tensors: host memory is read at once, a device is not waited for."""
         wanted = [name for name in kernels.FULL if f"{target}.{name}" in want]
-        counted = [name for name in wanted if name in kernels.COUNTS]
-        columns = kernels.table(tensors, [name for name in wanted if name not in kernels.COUNTS])
-        if target == "gradient" and "identical_rows" in columns:
-            columns["identical_rows"] = columns["identical_rows"] * (norms > 0)  # rows of nothing but zeros say nothing
-        if counted and norms.device.type == "cpu" and bool(torch.isfinite(norms).all()):  # finite norms spare the counting
-            attempt.constant |= {(target, name): np.zeros(len(tensors)) for name in counted}
-        elif counted:
-            columns |= kernels.table(tensors, counted)
-        attempt.parts += [(target, name, column) for name, column in columns.items()]
+        values = host.arrays(tensors) if norms is None or norms.device.type == "cpu" else None
+        if values is not None:
+            lengths = host.norms(values) if norms is None else norms.double().numpy()
+            columns = host.table(values, wanted, lengths)
+            if target == "gradient" and "identical_rows" in columns:
+                columns["identical_rows"] *= lengths > 0  # rows of nothing but zeros say nothing
+            attempt.constant |= {(target, name): column for name, column in columns.items()}
+            if f"{target}.norm" in want and norms is None:
+                attempt.constant[target, "norm"] = lengths
+            return
+        measured = kernels.norms(tensors) if norms is None else norms
+        found = kernels.table(tensors, wanted)
+        if target == "gradient" and "identical_rows" in found:
+            found["identical_rows"] = found["identical_rows"] * (measured > 0)
+        attempt.parts += [(target, name, column) for name, column in found.items()]
+        if f"{target}.norm" in want and norms is None:
+            attempt.parts.append((target, "norm", measured))
+
+    @staticmethod
+    def _update(attempt: Attempt, before: list[Tensor], after: list[Tensor]) -> None:
+        old, new = host.arrays(before), host.arrays(after)
+        if old is not None and new is not None:
+            columns = host.update_columns([array for array in old if array is not None], [array for array in new if array is not None])
+            attempt.constant |= {("update", name): column for name, column in columns.items()}
+            return
+        attempt.parts += [("update", name, column) for name, column in kernels.update_columns(before, after).items()]
 
     def _buffers(self, attempt: Attempt, want: frozenset[str]) -> None:
         self.plan.refresh_buffers()
@@ -180,14 +195,14 @@ class Sampling:
             return
         attempt.names["buffer"] = tuple(self.plan.buffers)
         buffers: list[Tensor | None] = list(self.plan.buffers.values())
-        norms = kernels.norms(buffers)
-        if norms.device.type == "cpu" and bool(torch.isfinite(norms).all()):
-            attempt.constant["buffer", "nonfinite"] = np.zeros(len(buffers))
-        else:
-            found = kernels.table(buffers, kernels.COUNTS)
-            attempt.parts.append(("buffer", "nonfinite", found["nan"] + found["inf"]))
-        if "buffer.abs_max" in want:
-            attempt.parts.append(("buffer", "abs_max", kernels.table(buffers, ["abs_max"])["abs_max"]))
+        values = host.arrays(buffers)
+        if values is not None:
+            found = host.table(values, [*kernels.COUNTS, "abs_max"], host.norms(values))
+            attempt.constant["buffer", "nonfinite"] = found["nan"] + found["inf"]
+            attempt.constant["buffer", "abs_max"] = found["abs_max"]
+            return
+        columns = kernels.table(buffers, [*kernels.COUNTS, "abs_max"])
+        attempt.parts += [("buffer", "nonfinite", columns["nan"] + columns["inf"]), ("buffer", "abs_max", columns["abs_max"])]
 
     def _forward(self, attempt: Attempt, look: Look, want: frozenset[str], batch: Any) -> None:
         assert attempt.norms is not None
@@ -227,7 +242,7 @@ class Sampling:
             return
         attempt.names[target] = tuple(named)
         wide: list[Tensor | None] = [tensor if tensor.dtype in MEASURABLE else tensor.float() for tensor in named.values()]
-        self._columns(attempt, target, wide, kernels.norms(wide), want)
+        self._columns(attempt, target, wide, want)
         if "mean_square" in wanted:
             attempt.parts.append((target, "mean_square", kernels.table(wide, ["rms"])["rms"].square()))
         if "count" in wanted:
