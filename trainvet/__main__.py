@@ -228,7 +228,7 @@ def _compared(recording: Recording, report: Report) -> list[str]:
     then = keys(recording.findings)
     now = keys([finding for head in report.findings for finding in (head, *head.consequences)])
     if then == now:
-        return [f"the same {len(now)} findings as in the run" if now else "no findings, as in the run"]
+        return [f"the same {len(now)} finding{'s'[: len(now) > 1]} as in the run" if now else "no findings, as in the run"]
     lines = [f"found in the run, not now: {code} step {step} {where}" for code, step, where in sorted(then - now)[:10]]
     return lines + [f"found now, not in the run: {code} step {step} {where}" for code, step, where in sorted(now - then)[:10]]
 

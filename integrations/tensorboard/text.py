@@ -72,14 +72,15 @@ def environment_text(environment: Mapping[str, Any]) -> str:
 
 
 def layers_text(facts: Facts, present: Mapping[str, float]) -> str:
-    """One row per module: type, output shape, parameters, trainable, gradient seen. ``present`` holds the latest "gradient.present" of
+    """One row per module, in the order of the forward pass where that is known: type, output shape, parameters, trainable, gradient seen. ``present`` holds the latest "gradient.present" of
     every parameter of which it was measured."""
     modules: dict[str, list[Subject]] = {}
     for subject in facts.subjects:
         if subject.kind in ("parameter", "activation"):
             modules.setdefault(subject.module, []).append(subject)
+    depth = {module: min((item.depth for item in held if item.depth >= 0), default=1 << 30) for module, held in modules.items()}
     lines = ["| module | type | output shape | parameters | trainable | gradient seen |", "| --- | --- | --- | --- | --- | --- |"]
-    for module, held in list(modules.items())[:MOST_LAYERS]:
+    for module, held in sorted(modules.items(), key=lambda item: depth[item[0]])[:MOST_LAYERS]:
         own = [subject for subject in held if subject.kind == "parameter"]
         shapes = [str(tuple(subject.shape)) for subject in held if subject.kind == "activation" and subject.shape]
         seen = [present[subject.name] > 0 for subject in own if subject.name in present]

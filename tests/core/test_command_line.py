@@ -101,7 +101,7 @@ def test_check_reproduces_the_findings_of_the_run(tmp_path, capsys):
     again = json.loads(out.out)
     assert again["findings"] == json.loads(report.to_json())["findings"]
     assert again["coverage"] == json.loads(report.to_json())["coverage"]
-    assert "the same 1 findings as in the run" in out.err
+    assert "the same 1 finding as in the run" in out.err
 
 
 def test_check_tries_other_settings_and_rules(tmp_path, capsys):
@@ -127,7 +127,7 @@ def test_check_uses_what_the_run_was_started_with(tmp_path, capsys):
     again = json.loads(out.out)
     assert [item["code"] for item in again["coverage"]] == ["WT105", "NF101"]
     assert again["findings"] == json.loads(report.to_json())["findings"]
-    assert "the same 1 findings as in the run" in out.err
+    assert "the same 1 finding as in the run" in out.err
     assert "not run again, because they are the run's own: loud-gradient" in out.err
     for more in (["--select", "NF"], ["--ignore", "WT105"], ["--settings", '{"WT105": {"single": 0.9}}']):
         assert main(["check", str(tmp_path), "--fail-on", "warning", *more]) == 0

@@ -195,6 +195,10 @@ def test_tables_keep_their_columns_when_rendered(tmp_path):
     assert html.count("<td>") == 6
     assert "<i>" not in html
     assert "<td>no</td>" in html
+    deep = [Subject(name, "parameter", name, depth=depth) for name, depth in (("unknown", -1), ("last", 7), ("first", 0))]
+    rows = layers_text(Facts(subjects=tuple(deep)), {}).splitlines()[4:]
+    assert [row.split("|")[1].strip() for row in rows] == ["first", "last", "unknown"]
+    assert all(row.endswith("| not measured |") for row in rows)
     report = report_text(ended(finding(), coverage=(Coverage("AC101", "dead|relu", "not observable", "a|`b`"),)))
     html = markdown.markdown(report, extensions=["markdown.extensions.tables"])
     assert html.count("<td>") == 3
