@@ -33,10 +33,11 @@ def main(frameworks: Sequence[str] = (), log_dir: str | os.PathLike[str] | None 
     """
     if not _installed("sklearn"):
         return _refuse('the demo needs scikit-learn: pip install "trainvet[demo]"')
-    present = [name for name in NEEDS if all(_installed(module) for module in NEEDS[name])]
+    lacking = {name: next((module for module in modules if not _installed(module)), "") for name, modules in NEEDS.items()}
+    present = [name for name in NEEDS if not lacking[name]]
     absent = [name for name in frameworks or NEEDS if name not in present]
     if absent and (frameworks or not present):
-        return _refuse(f'the demo needs {absent[0]}: pip install "trainvet[{EXTRA[absent[0]]},demo]"')
+        return _refuse(f'the demo needs {lacking[absent[0]]}: pip install "trainvet[{EXTRA[absent[0]]},demo]"')
     directory = Path(log_dir) if log_dir is not None else Path("runs") / "demo" / time.strftime("%Y%m%d-%H%M%S")
     outcomes: list[Outcome] = []
     broken = []
@@ -54,7 +55,7 @@ def main(frameworks: Sequence[str] = (), log_dir: str | os.PathLike[str] | None 
     for line in broken:
         print(line)
     for name in absent:
-        print(f'{name} is not installed, its programs were left out: pip install "trainvet[{EXTRA[name]},demo]"')
+        print(f'{lacking[name]} is not installed, the {name} programs were left out: pip install "trainvet[{EXTRA[name]},demo]"')
     print(f"{len(outcomes) - len(wrong)} of {len(outcomes)} programs went as expected")
     print(f"to look at them: tensorboard --logdir {directory}")
     return 1 if wrong or broken or not outcomes else 0

@@ -13,7 +13,7 @@ from trainvet.callbacks.keras import Diagnostics
 from trainvet.report import Report
 
 
-def train(log_dir: Path, *, rate: float = 1e-3, bias: float = 0.0, hole: bool = False, output: str | None = None) -> Report:
+def train(log_dir: Path, *, rate: float = 1e-3, bias: float = 0.0, hole: bool = False, start: str = "glorot_uniform") -> Report:
     """Train a net of three layers for ten epochs (220 steps) and return what trainvet says."""
     keras.utils.set_random_seed(0)
     keras.backend.clear_session()
@@ -21,9 +21,9 @@ def train(log_dir: Path, *, rate: float = 1e-3, bias: float = 0.0, hole: bool = 
     model = keras.Sequential(
         [
             keras.Input((64,)),
-            keras.layers.Dense(64, activation="relu", name="hidden_1"),
-            keras.layers.Dense(64, activation="relu", name="hidden_2", bias_initializer=keras.initializers.Constant(bias)),
-            keras.layers.Dense(10, activation=output, name="logits"),
+            keras.layers.Dense(64, activation="relu", name="hidden_1", kernel_initializer=start),
+            keras.layers.Dense(64, activation="relu", name="hidden_2", kernel_initializer=start, bias_initializer=keras.initializers.Constant(bias)),
+            keras.layers.Dense(10, name="logits", kernel_initializer=start),
         ]
     )
     model.compile(
@@ -42,7 +42,7 @@ PROGRAMS = (
     Program("high-rate", "learning rate 1.0 instead of 0.001", "WT104", lambda log_dir: train(log_dir, rate=1.0)),
     Program("missing-row", "one image of 1,408 is NaN", "NF101", lambda log_dir: train(log_dir, hole=True)),
     Program("dead-layer", "a layer of ReLU units starts with bias -6", "AC101", lambda log_dir: train(log_dir, bias=-6.0)),
-    Program("double-softmax", "softmax before a loss that takes logits", "LO109", lambda log_dir: train(log_dir, output="softmax")),
+    Program("zero-weights", "all weights start at 0", "WT107", lambda log_dir: train(log_dir, start="zeros")),
 )
 
 if __name__ == "__main__":
