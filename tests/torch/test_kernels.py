@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainvet.integrations.torch import kernels
+from trainvet.integrations.torch import host, kernels
 
 Values = npt.NDArray[np.float64]
 REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -97,7 +97,7 @@ def test_mixed_dtypes_in_one_call() -> None:
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_norms_read_at_once_on_cpu_are_the_same(dtype: torch.dtype) -> None:
     tensors = [some(dtype, (4, 5), 1).t(), some(dtype, (30,), 2)[::3], some(dtype, (), 3), torch.zeros(0, dtype=dtype)]
-    at_once = kernels.host_norms(tensors)
+    at_once = host.norms_at_once(tensors)
     if dtype in (torch.float32, torch.float64):
         assert at_once is not None
         np.testing.assert_allclose(at_once, kernels.norms(tensors).numpy(), rtol=1e-6)
@@ -111,7 +111,7 @@ def test_norms_read_at_once_on_cpu_are_the_same(dtype: torch.dtype) -> None:
     ids=str,
 )
 def test_what_cannot_be_read_at_once_is_left_to_the_other_kernel(tensor: Tensor | None) -> None:
-    assert kernels.host_norms([torch.ones(3), tensor]) is None
+    assert host.norms_at_once([torch.ones(3), tensor]) is None
     assert kernels.norms([torch.ones(3), tensor]).tolist() == pytest.approx([3**0.5, 0.0 if tensor is None else 3**0.5])
 
 
@@ -124,7 +124,7 @@ def test_a_float16_norm_beyond_its_range_does_not_overflow() -> None:
 def test_a_float32_norm_may_overflow_and_the_counts_say_that_no_element_is_infinite() -> None:
     tensor = torch.full((10,), 1e20)
     assert torch.isinf(kernels.norms([tensor]))
-    assert np.isinf(kernels.host_norms([tensor]) or 0.0)
+    assert np.isinf(host.norms_at_once([tensor]) or 0.0)
     assert kernels.table([tensor], kernels.COUNTS)["inf"] == 0
 
 
@@ -168,7 +168,7 @@ def test_a_sparse_gradient_with_equal_rows_is_no_gradient_with_equal_rows() -> N
 )
 def test_any_float32_tensors(lists: list[list[float]]) -> None:
     tensors = [torch.tensor(values, dtype=torch.float32) for values in lists]
-    measured, at_once = kernels.norms(tensors).double().numpy(), kernels.host_norms(tensors)
+    measured, at_once = kernels.norms(tensors).double().numpy(), host.norms_at_once(tensors)
     expected = np.array([truth("norm", tensor) if tensor.numel() else 0.0 for tensor in tensors])
     np.testing.assert_allclose(measured, expected, rtol=1e-5, atol=1e-30)
     np.testing.assert_allclose(at_once, expected, rtol=1e-5, atol=1e-30)

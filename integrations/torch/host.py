@@ -1,0 +1,117 @@
+"""The statistics of tensors that lie in host memory, through numpy: on small CPU tensors it costs a fraction of what torch's calls do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from trainvet.statistics import Vector
+
+Array = npt.NDArray[Any]
+
+
+def arrays(tensors: Sequence[Tensor | None]) -> list[Array | None] | None:
+    """The tensors' memory as arrays (None stays None); None unless all are strided CPU tensors of float32 or float64."""
+    found: list[Array | None] = []
+    try:
+        for tensor in tensors:
+            if tensor is None:
+                found.append(None)
+                continue
+            values = tensor.detach().numpy()
+            if values.dtype.char not in "fd":  # float16 would be summed, and overflow, in float16
+                return None
+            found.append(values)
+    except (TypeError, RuntimeError):  # a sparse, device or bfloat16 tensor
+        return None
+    return found
+
+
+def norms_at_once(tensors: Sequence[Tensor | None]) -> Vector | None:
+    """L2 norm of each gradient, float64 [P]; None unless all are strided CPU tensors of float32 or float64. This is the hot path on CPU:
+    one BLAS dot product per tensor is faster than the multi-tensor norm, for small and for large tensors."""
+    squares = []
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            for tensor in tensors:
+                values = tensor.numpy().ravel(order="K")  # type: ignore[union-attr]
+                if values.dtype.char not in "fd":
+                    return None
+                squares.append(values.dot(values))
+    except (TypeError, RuntimeError, AttributeError):  # a None, a sparse, device, bfloat16 or differentiable gradient
+        return None
+    return np.sqrt(np.array(squares, dtype=np.float64))
+
+
+def norms(values: Sequence[Array | None]) -> Vector:
+    """L2 norm of each array, float64 [P], from one BLAS dot product each; 0 for None."""
+    squares = [0.0 if array is None else float(flat.dot(flat)) for array in values for flat in (_flat(array),)]
+    return np.sqrt(np.array(squares, dtype=np.float64))
+
+
+def table(values: Sequence[Array | None], names: Iterable[str], lengths: Vector) -> dict[str, Vector]:
+    """Statistics of each array, {name: float64 [P]}, as :func:`trainvet.integrations.torch.kernels.table` defines them; ``lengths`` are its norms.
+
+    A finite norm spares the counting of non-finite elements, and the standard deviation is taken from norm and mean unless they cancel.
+    """
+    columns: dict[str, list[float]] = {name: [] for name in names}
+    with np.errstate(all="ignore"):  # NaN and infinity are what we measure, not worth a warning
+        for array, length in zip(values, lengths.tolist(), strict=True):
+            if array is None or not array.size:
+                for cells in columns.values():
+                    cells.append(0.0)
+                continue
+            seen: dict[str, float] = {}
+            for name, cells in columns.items():
+                cells.append(_statistic(name, array, length, seen))
+    return {name: np.array(cells) for name, cells in columns.items()}
+
+
+def update_columns(before: Sequence[Array], after: Sequence[Array]) -> dict[str, Vector]:
+    """update.ratio, update.rms and update.unchanged, float64 [P], from samples taken before and after the update."""
+    ratio, rms, unchanged = [], [], []
+    with np.errstate(all="ignore"):
+        for old, new in zip(before, after, strict=True):
+            moved = new - old
+            change, size = float(np.sqrt(moved.dot(moved))), float(np.sqrt(old.dot(old)))
+            ratio.append(change / size if size else (np.inf if change else 0.0))
+            rms.append(change / max(1, old.size) ** 0.5)
+            unchanged.append(float(old.size > 0 and change == 0 and bool((new == old).all())))
+    return {"ratio": np.array(ratio), "rms": np.array(rms), "unchanged": np.array(unchanged)}
+
+
+def _flat(array: Array | None) -> Array:
+    return np.empty(0) if array is None else array.ravel(order="K")
+
+
+def _statistic(name: str, array: Array, length: float, seen: dict[str, float]) -> float:
+    if name in seen:
+        return seen[name]
+    count = array.size
+    if name == "mean":
+        value = float(np.add.reduce(array, axis=None)) / count
+    elif name == "std":
+        mean = _statistic("mean", array, length, seen)
+        square = length * length / count
+        value = (square - mean * mean) ** 0.5 if square - mean * mean > 1e-3 * square else float(array.std(dtype=np.float64))
+    elif name in ("min", "max"):
+        value = float(np.minimum.reduce(array, axis=None) if name == "min" else np.maximum.reduce(array, axis=None))
+    elif name == "abs_max":
+        value = max(abs(_statistic("min", array, length, seen)), abs(_statistic("max", array, length, seen)))
+    elif name == "abs_mean":
+        value = float(np.add.reduce(np.abs(array), axis=None)) / count
+    elif name == "zero_share":
+        value = 1 - np.count_nonzero(array) / count
+    elif name in ("nan", "inf"):
+        value = 0.0 if np.isfinite(length) else float(np.count_nonzero(np.isnan(array) if name == "nan" else np.isinf(array)))
+    elif name == "identical_rows":
+        rows = array.ndim >= 2 and len(array) >= 2
+        value = float(rows and bool((array[0] == array[1]).all()) and bool((array == array[:1]).all()))
+    else:
+        raise KeyError(name)
+    seen[name] = value
+    return value
