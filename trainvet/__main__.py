@@ -116,40 +116,18 @@ def _rule(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    directory = _run_below(arguments.log_dir)
-    report, notes = _recorded(directory)
+    from trainvet.integrations.runs import recorded_report, run_below
+
+    report, notes = recorded_report(run_below(arguments.log_dir))
     return _show(report, notes, arguments)
 
 
-def _recorded(directory: Path) -> tuple[Report, list[str]]:
-    """The run's own report; for a run without an end record its findings so far."""
-    from trainvet.integrations.jsonl import FILE, latest, read_lines
-    from trainvet.integrations.tensorboard.reader import event_files, read
-
-    start: dict[str, Any] | None = None
-    findings: list[Finding] = []
-    notes: list[str] = []
-    if (directory / FILE).is_file():
-        start, findings, end, notes = read_lines(directory / FILE)
-        if end is not None:
-            return end, notes
-    if not event_files(directory):
-        return latest(start, findings), notes
-    recording = read(directory)
-    notes += recording.notes
-    if recording.end is not None and (start is None or start["step"] == recording.start):
-        return recording.end, notes
-    start = start or {"environment": recording.environment}
-    report = latest(start, findings or list(recording.findings))
-    last = recording.snapshots[-1] if recording.snapshots else None
-    return (dataclasses.replace(report, steps=last.step + 1, applied=last.applied) if last else report), notes
-
-
 def _check(arguments: argparse.Namespace) -> int:
+    from trainvet.integrations.runs import run_below
     from trainvet.integrations.tensorboard.reader import read
     from trainvet.monitor import Monitor
 
-    directory = _run_below(arguments.log_dir)
+    directory = run_below(arguments.log_dir)
     recording = read(directory)
     if not recording.snapshots and not recording.facts.subjects:
         raise InputError(f"{directory} holds no snapshot to judge")
@@ -231,26 +209,6 @@ def _compared(recording: Recording, report: Report) -> list[str]:
         return [f"the same {len(now)} finding{'s'[: len(now) > 1]} as in the run" if now else "no findings, as in the run"]
     lines = [f"found in the run, not now: {code} step {step} {where}" for code, step, where in sorted(then - now)[:10]]
     return lines + [f"found now, not in the run: {code} step {step} {where}" for code, step, where in sorted(now - then)[:10]]
-
-
-def _run_below(root: Path) -> Path:
-    from trainvet.integrations.jsonl import FILE
-    from trainvet.integrations.tensorboard.reader import find_runs, holds_run
-
-    def is_run(directory: Path) -> bool:
-        return (directory / FILE).is_file() or holds_run(directory)
-
-    if not root.is_dir():
-        raise InputError(f"{root} is not a directory" if root.exists() else f"{root} does not exist")
-    if is_run(root):
-        return root
-    runs = find_runs(root, is_run)
-    if not runs:
-        raise InputError(f"no run of trainvet in {root} or below it")
-    if len(runs) > 1:
-        listed = "".join(f"\n  {run}" for run in runs[:20]) + (f"\n  and {len(runs) - 20} more" if len(runs) > 20 else "")
-        raise InputError(f"{len(runs)} runs of trainvet below {root}; name one of them:{listed}")
-    return runs[0]
 
 
 def _show(report: Report, notes: Sequence[str], arguments: argparse.Namespace) -> int:

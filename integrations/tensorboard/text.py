@@ -72,8 +72,10 @@ def environment_text(environment: Mapping[str, Any]) -> str:
 
 
 def layers_text(facts: Facts, present: Mapping[str, float]) -> str:
-    """One row per module, in the order of the forward pass where that is known: type, output shape, parameters, trainable, gradient seen. ``present`` holds the latest "gradient.present" of
-    every parameter of which it was measured."""
+    """One row per module, in the order of the forward pass where that is known: type, output shape, parameters, trainable, gradient seen.
+
+    ``present`` holds the latest "gradient.present" of every parameter of which it was measured.
+    """
     modules: dict[str, list[Subject]] = {}
     for subject in facts.subjects:
         if subject.kind in ("parameter", "activation"):
