@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,6 +43,10 @@ class Rolling:
         last = len(self.values) - self.count % stride
         return range(last - stride * (completed - 1), last + 1, stride)
 
+    def total(self, end: int) -> int:
+        """The number of rows up to the position ``end``, since the start."""
+        return self.count - len(self.values) + end
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and lists."""
         rows = {"steps": self.steps[-self.size :].tolist(), "values": self.values[-self.size :].tolist()}
@@ -63,7 +68,9 @@ class Rollings:
     def add(self, snapshot: Snapshot, key: str, skipped: bool = False) -> Iterator[tuple[str, Rolling, int]]:
         """Take over the snapshot's rows of ``key``: each subject's name, its rows so far, and how many of them are new (at least one)."""
         for name, track in snapshot.tracks(key).items():
-            rolling = self._of.setdefault(name, Rolling(self.size, self.kept))
+            if name not in self._of:
+                self._of[name] = Rolling(self.size, self.kept)
+            rolling = self._of[name]
             fresh = rolling.add(track, skipped)
             if fresh:
                 yield name, rolling, fresh
@@ -86,3 +93,8 @@ class Rollings:
         self._of = {name: Rolling(self.size, self.kept) for name in state}
         for name, rolling in self._of.items():
             rolling.load_state_dict(state[name])
+
+
+def level(values: Vector, share: float) -> float:
+    """The smallest of ``values`` that at least ``share`` of them do not exceed; NaN sorts last. ``np.quantile`` takes forty times as long."""
+    return float(np.sort(values)[max(0, math.ceil(share * len(values)) - 1)])

@@ -21,6 +21,7 @@ def windows(run, stride, size):
     for snapshot in run:
         for _, rolling, fresh in kept.add(snapshot, LOSS):
             for end in rolling.windows(fresh, stride):
+                assert rolling.total(end) == int(rolling.steps[end - 1]) + 1
                 out.append((rolling.steps[:end][-stride:].tolist(), rolling.values[max(0, end - size - 1) : end].tolist()))
     return out
 
