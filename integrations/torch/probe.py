@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainvet.finding import Finding, Severity
-from trainvet.integrations.torch import kernels
+from trainvet.finding import Finding
+from trainvet.integrations.torch import host, kernels
 from trainvet.integrations.torch.attempt import Attempt
 from trainvet.integrations.torch.forensics import locate
 from trainvet.integrations.torch.guard import Guard, device_side
@@ -204,7 +204,7 @@ class Probe:
         self.step += 1
         self._pending = attempt
         gradients = [parameter.grad for parameter in owned.tensors]
-        measured = kernels.host_norms(gradients) if self._before_update else None
+        measured = host.norms_at_once(gradients) if self._before_update else None
         if measured is None:
             attempt.norms = kernels.norms(gradients)
         elif sampled or self.scaler:
@@ -255,7 +255,8 @@ class Probe:
 
     def locate(self, finding: Finding) -> Finding:
         """The finding with the module in which the value was born, where a replay of the batch shows it."""
-        if self.replay is None or finding.severity >= Severity.FATAL or any(name.split(".")[0] in ("input", "label") for name in finding.subjects):
+        reached = "weights" in finding.evidence  # then it is too late for a replay
+        if self.replay is None or reached or any(name.split(".")[0] in ("input", "label") for name in finding.subjects):
             return finding
         runs = self.replay.runs(finding.step)
         origin, batch = None, self._index
@@ -359,6 +360,8 @@ class Probe:
     def _alarm(self, attempt: Attempt, gradients: list[Tensor | None]) -> list[Snapshot]:
         """A non-finite row, before the update: everything that tells where it comes from, at once."""
         owned = attempt.owned
+        if self.guard is not None:
+            attempt.held, attempt.dropped = True, self.guard.hold(owned, attempt.step)
         present = np.array([gradient is not None for gradient in gradients], dtype=np.float64)
         counted = _host(kernels.table(gradients, kernels.COUNTS))
         tables = {"gradient": Table(owned.names, {"norm": attempt.host_norms, "present": present, **counted})}
@@ -377,8 +380,6 @@ class Probe:
         for values, earlier in self._readback.poll(wait=True):  # of another optimizer, in the same batch
             self._arrived(earlier, values)
         self._flush()
-        if self.guard is not None:
-            attempt.held, attempt.dropped = True, self.guard.hold(owned, attempt.step)
         self._row(attempt, attempt.changed)
         snapshot = self.rows.flush(attempt.step, attempt.batch, attempt.epoch, tables)
         self._snapshots.append(dataclasses.replace(snapshot, urgent=True))

@@ -227,6 +227,14 @@ def test_a_step_that_our_own_guard_held_is_told():
     assert run(NonFiniteValue(), tracks, None, PLAN) == [(3, "NF101")]
 
 
+def test_a_bad_step_that_the_guard_drops_is_a_warning_and_the_one_it_cannot_drop_an_error():
+    tracks = {"loss.value": "1 x3, nan x3", "run.gradient_norm": "1 x3, nan x3", "run.skipped": "0 x3, 1 x2, 0"}
+    assert run(NonFiniteValue(), tracks, None, PLAN) == [(3, "NF101"), (5, "NF101")]
+    found = place({"loss.value": "1 x3, nan, 1", "run.skipped": "0 x3, 1, 0"}, None, PLAN)
+    assert found.severity is Severity.WARNING
+    assert "the guard dropped the update" in found.message
+
+
 def test_a_bad_loss_in_a_skipped_step_is_a_warning():
     found = place({"loss.value": "1 x3, nan, 1 x5", "run.skipped": "0 x3, 1, 0 x5"}, None, SCALED)
     assert found.severity is Severity.WARNING

@@ -29,6 +29,7 @@ FIXES = {
     "activation": "add an eps or a clamp in front of log, division and square root",
     "loss": "add an eps or a clamp in front of log and division, use the loss that takes logits",
     "gradient": "write sqrt(x + eps), do not take the norm of a zero vector",
+    "weight": "look at how the weight is initialised, loaded or assigned, and at the optimizer's eps",
 }
 
 
@@ -76,14 +77,14 @@ class NonFiniteValue(Rule):
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """One finding per episode, another one where it becomes worse."""
-        skipped = skipped_steps(snapshot) if self._facts.loss_scaler else frozenset[int]()
+        skipped = skipped_steps(snapshot)
         weights, buffers = self._sentinels.non_finite(snapshot)
-        bad = {step: Severity.WARNING if step in skipped else Severity.ERROR for step in not_finite(snapshot, "loss.value")}
-        bad |= {step: Severity.ERROR for step in not_finite(snapshot, "run.gradient_norm") if self._applied(snapshot, step)}
+        steps = {*not_finite(snapshot, "loss.value"), *(step for step in not_finite(snapshot, "run.gradient_norm") if self._counts(snapshot, step))}
+        if self._counts(snapshot, snapshot.step) and self._tables_are_bad(snapshot):
+            steps.add(snapshot.step)
+        bad = {step: Severity.WARNING if step in skipped else Severity.ERROR for step in steps}
         if weights or buffers:
             bad[snapshot.step] = Severity.FATAL
-        elif self._applied(snapshot, snapshot.step) and self._tables_are_bad(snapshot):
-            bad[snapshot.step] = Severity.ERROR
         fine = self._fine(snapshot, [*bad, *skipped])
         for step, severity in sorted(bad.items()):
             self._good = max(self._good, int(np.max(fine[fine < step], initial=-1)))
@@ -107,7 +108,7 @@ class NonFiniteValue(Rule):
         vouched = snapshot.column("gradient.nan") is not None or any(value is not None and np.isfinite(value) for value in witnesses)
         return not vouched and bool(counts(snapshot, "activation.nan"))
 
-    def _applied(self, snapshot: Snapshot, step: int) -> bool:
+    def _counts(self, snapshot: Snapshot, step: int) -> bool:
         """A bad gradient counts unless a loss scaler owns the step: then only where the update is known to have been made."""
         return not self._facts.loss_scaler or value_at(snapshot, "run.skipped", step) == 0
 
@@ -129,7 +130,7 @@ class NonFiniteValue(Rule):
         if weights and kind != "weight":
             message += f"; it has reached {len(weights)} weights"
         if severity is Severity.WARNING:
-            message += "; the loss scaler skipped the update, so the weights were spared"
+            message += f"; {'the loss scaler skipped' if self._facts.loss_scaler else 'the guard dropped'} the update, so the weights were spared"
         return self.finding(
             step,
             message,
@@ -151,7 +152,7 @@ class NonFiniteValue(Rule):
         fixes = [FIXES[kind]] if kind in FIXES else []
         if kind not in ("input", "buffer"):
             fixes += [f"{self._rate.advice(0.1)} and clip the gradient norm to 1.0"]
-        return [*fixes, *([f"resume from a checkpoint written before step {step}: later ones are not finite"] if poisoned else [])]
+        return [*fixes, *([f"resume from a checkpoint written before step {step}: later ones are not finite"] if poisoned and step > 0 else [])]
 
     def state_dict(self) -> dict[str, Any]:
         """The open episode, and what is known to be harmless."""
