@@ -71,17 +71,21 @@ def table(values: Sequence[Array | None], names: Iterable[str], lengths: Vector)
     return {name: np.array(cells) for name, cells in columns.items()}
 
 
-def update_columns(before: Sequence[Array], after: Sequence[Array]) -> dict[str, Vector]:
-    """update.ratio, update.rms and update.unchanged, float64 [P], from samples taken before and after the update."""
-    ratio, rms, unchanged = [], [], []
-    with np.errstate(all="ignore"):
-        for old, new in zip(before, after, strict=True):
-            moved = new - old
-            change, size = float(np.sqrt(moved.dot(moved))), float(np.sqrt(old.dot(old)))
-            ratio.append(change / size if size else (np.inf if change else 0.0))
-            rms.append(change / max(1, old.size) ** 0.5)
-            unchanged.append(float(old.size > 0 and change == 0 and bool((new == old).all())))
-    return {"ratio": np.array(ratio), "rms": np.array(rms), "unchanged": np.array(unchanged)}
+def update_columns(before: Array, after: Array, sizes: Sequence[int]) -> dict[str, Vector]:
+    """update.ratio, update.rms and update.unchanged, float64 [P], from the samples of all parameters, laid end to end; ``sizes`` [P] of them."""
+    lengths = np.array(sizes)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])[lengths > 0]
+    change, size = np.zeros(len(lengths)), np.zeros(len(lengths))
+    unchanged = np.zeros(len(lengths))
+    if len(starts):
+        with np.errstate(all="ignore"):
+            change[lengths > 0] = np.sqrt(np.add.reduceat(np.square(after.astype(np.float64) - before), starts))
+            size[lengths > 0] = np.sqrt(np.add.reduceat(np.square(before.astype(np.float64)), starts))
+            unchanged[lengths > 0] = np.logical_and.reduceat(after == before, starts)
+            ratio = np.where((size == 0) & (change == 0), 0.0, change / size)
+    else:
+        ratio = np.zeros(len(lengths))
+    return {"ratio": ratio, "rms": change / np.sqrt(np.maximum(1, lengths)), "unchanged": unchanged}
 
 
 def _flat(array: Array | None) -> Array:

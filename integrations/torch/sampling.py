@@ -18,6 +18,7 @@ from trainvet.monitor import Monitor
 from trainvet.statistics import Loss, Subject, Table, Vector
 
 LINEAR = frozenset({"norm", "rms", "mean", "abs_mean", "std", "abs_max", "min", "max"})
+HOST = {("cpu", torch.float32), ("cpu", torch.float64)}
 SUSPECT = 3  # samples with an unchanged sketch after which a parameter is compared in full
 
 
@@ -182,9 +183,8 @@ class Sampling:
 
     @staticmethod
     def _update(attempt: Attempt, before: list[Tensor], after: list[Tensor]) -> None:
-        old, new = host.arrays(before), host.arrays(after)
-        if old is not None and new is not None:
-            columns = host.update_columns([array for array in old if array is not None], [array for array in new if array is not None])
+        if before and {(sample.device.type, sample.dtype) for sample in before} <= HOST:
+            columns = host.update_columns(torch.cat(before).numpy(), torch.cat(after).numpy(), [sample.numel() for sample in before])
             attempt.constant |= {("update", name): column for name, column in columns.items()}
             return
         attempt.parts += [("update", name, column) for name, column in kernels.update_columns(before, after).items()]

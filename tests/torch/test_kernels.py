@@ -219,3 +219,14 @@ def test_updates_of_several_dtypes() -> None:
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         change = (new.double() - old.double()).norm()
         assert float(measured["ratio"][index]) == pytest.approx(float(change / old.double().norm()), rel=1e-5)
+
+
+def test_updates_in_host_memory_equal_those_on_a_device() -> None:
+    before = [torch.tensor([1.0, 2.0, 2.0]), torch.zeros(0), torch.zeros(2), torch.zeros(2), torch.tensor([3.0]), torch.tensor([float("nan"), 1.0])]
+    after = [torch.tensor([1.0, 2.0, 5.0]), torch.zeros(0), torch.zeros(2), torch.ones(2), torch.tensor([3.0]), torch.tensor([1.0, 1.0])]
+    there = kernels.update_columns(before, after)
+    here = host.update_columns(torch.cat(before).numpy(), torch.cat(after).numpy(), [len(item) for item in before])
+    assert here["ratio"][0] == pytest.approx(1.0)
+    assert here["unchanged"].tolist() == [0, 0, 1, 0, 1, 0]
+    for name, column in there.items():
+        np.testing.assert_allclose(here[name], column.double().numpy(), rtol=1e-6, err_msg=name)
