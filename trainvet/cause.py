@@ -25,7 +25,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "AC101": ("GR102", "GR104", "WT106", "WT101", "LO104"),
     "AC103": ("GR102", "WT106", "LO104"),
     "GR102": ("WT106", "WT101", "LO104"),
-    "WT101": ("LO104",),
+    "WT101": ("WT106", "LO104"),
     "WT106": ("LO104",),
 }
 RANK = {code: rank for rank, code in enumerate(CONSEQUENCES)}

@@ -34,6 +34,7 @@ from trainvet.selection import PROFILES, Selection
 from trainvet.statistics import Facts, Snapshot
 
 POISON = "NF101"
+ASIDE = frozenset({"optimizer.learning_rate", "run.skipped"})  # many rules keep an eye on these; alone they are no evidence
 EVERY_STEP = frozenset({"loss.value", "optimizer.learning_rate", "run.gradient_norm", "run.loss_scale", "run.skipped"})
 
 
@@ -143,8 +144,9 @@ class Monitor:
         if snapshot.tables:
             self.schedule.sampled(snapshot.step)
         self._recorder.add(snapshot)
-        keys = frozenset(snapshot.keys())
         clean = self._poison.clean(snapshot)
+        all_keys = frozenset(snapshot.keys())
+        clean_keys = all_keys if clean is snapshot or clean is None else frozenset(clean.keys())
         if self._poison.since is None:
             self.last_good_step = snapshot.step
         elif self.last_good_step is None or self.last_good_step >= self._poison.since:
@@ -152,9 +154,11 @@ class Monitor:
         found: list[Finding] = []
         for key, rule in list(self.selection.rules.items()):
             seen = snapshot if rule.sees_poison else clean
-            if seen is None or not rule.reads & (keys if seen is snapshot else frozenset(seen.keys())):
+            keys = all_keys if seen is snapshot else clean_keys
+            if seen is None or not rule.reads & keys:
                 continue
-            self._checks[key] = self._checks.get(key, 0) + 1
+            if _evidence(rule) & keys:
+                self._checks[key] = self._checks.get(key, 0) + 1
             found += self._run(key, rule, lambda rule=rule, seen=seen: rule.check(seen))  # type: ignore[misc]
         return self._tell(found, snapshot)
 
@@ -309,12 +313,17 @@ class Monitor:
             return Coverage(rule.code, rule.name, states.FAILED, self._off[key], checks)
         if not rule.reads:
             return Coverage(rule.code, rule.name, states.MISSING if missing else states.CHECKED, missing or "from the run's facts", 1)
-        reason = self._facts.why_not(rule.reads)
+        reason = self._facts.why_not(_evidence(rule))
         if reason and not checks:
             return Coverage(rule.code, rule.name, states.UNOBSERVABLE, reason)
         if not checks:
             return Coverage(rule.code, rule.name, states.NO_DATA)
         return Coverage(rule.code, rule.name, states.MISSING if missing else states.CHECKED, missing, checks)
+
+
+def _evidence(rule: Rule) -> frozenset[str]:
+    """What a rule judges by."""
+    return rule.reads - ASIDE or rule.reads
 
 
 def _without_consequences(kept: Sequence[Finding], head: Finding) -> list[Finding]:

@@ -367,6 +367,16 @@ def test_coverage_tells_what_was_checked_and_what_was_not():
     assert state(made, "LO900") == (CHECKED, "")
 
 
+def test_a_learning_rate_alone_is_no_evidence():
+    facts = dataclasses.replace(PLAN, unobservable={"activation": "the module is compiled", "run.skipped": "no loss scaler in use"})
+    made = monitor(select=("AC101", "WT105", "NF101"), facts=facts)
+    for snapshot in snapshots({"optimizer.learning_rate": "0.1 x9"}):
+        made.observe(snapshot)
+    assert state(made, "AC101") == (UNOBSERVABLE, "the module is compiled")
+    assert state(made, "WT105") == (NO_DATA, "")
+    assert state(made, "NF101")[0] != CHECKED
+
+
 def test_a_rule_about_facts_that_are_not_there_has_not_checked_anything():
     made = monitor(select=("WT102",), facts=dataclasses.replace(PLAN, optimizers=()))
     assert state(made, "WT102") == (MISSING, "no optimizer is known")

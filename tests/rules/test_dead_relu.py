@@ -129,9 +129,13 @@ def test_nan_gives_no_verdict():
 
 
 def test_the_fix_carries_the_runs_learning_rate_and_coverage_says_what_is_missing():
-    found = findings(DeadRelu(), {"optimizer.learning_rate": "0.5 x9"}, columns(act=window([1.0] * 9, batch=200)), PLAN)[0]
+    rate = {"optimizer.learning_rate": "0.5 x10"}
+    found = findings(DeadRelu(), rate, columns(act=window([0.1] * 5 + [1.0] * 5, batch=200)), PLAN)[0]
     assert found.fixes[0] == "set the learning rate to about 0.05 (now 0.5)"
+    assert found.causes[0] == "a too large update pushed the biases below reach"
     assert "100%" in found.message
+    start = findings(DeadRelu(), rate, columns(act=window([1.0] * 9, batch=200)), PLAN)[0]
+    assert (start.causes[0], start.fixes[0]) == ("large negative biases", "start biases at 0 and normalise the inputs")
     rule = DeadRelu()
     assert rule.missing() == "a window of 5 batches and 300 positions"
     rule.begin(dataclasses.replace(PLAN, subjects=(dataclasses.replace(SITE, function="gelu"),)))

@@ -102,7 +102,8 @@ def test_tensors_that_are_not_in_the_model():
     stale = found(holding(unknown=6))
     assert [item.severity for item in stale] == [Severity.ERROR, Severity.ERROR]
     assert stale[0].where == "the whole model (6 parameters: backbone.0.weight, …)"
-    assert "built" in stale[1].causes[0]
+    assert "replaced" in stale[0].causes[0]
+    assert "replaced" in stale[1].causes[0]
 
 
 def test_of_a_changed_plan_only_what_is_new_is_told():

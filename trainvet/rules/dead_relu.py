@@ -59,7 +59,7 @@ class DeadRelu(Rule):
         self._rate = LearningRate()
         self._kept = PerSubject(first=np.nan, since=np.nan, told=0.0)
         self._zero = Streak(self.batches)
-        self._windows = 0
+        self._windows, self._start = 0, -1
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """Which layers are ReLU."""
@@ -79,6 +79,7 @@ class DeadRelu(Rule):
         if column is None or not self._rows.find(column[0]):
             return
         names = self._rows.names
+        self._start = snapshot.step if self._start < 0 else self._start
         dead, batches, positions, top = (self._rows.values(snapshot, f"activation.{key}") for key in ("dead_share", "batches", "positions", "max"))
         rows, kept = self._kept.rows(names), self._kept
         wide = (batches >= self.batches) & (positions >= self.positions)
@@ -112,7 +113,8 @@ class DeadRelu(Rule):
             severity=severity,
             evidence={"dead share": float(dead[worst]), "layers": len(names)},
             threshold=f"above {self.share:.0%} and {self.growth:.0%} more than at first, error above {self.most:.0%} or a whole layer",
-            fixes=(self._rate.advice(0.1), *self.fixes),
+            causes=self.causes[1:] if since == self._start else self.causes,
+            fixes=self.fixes[1:] if since == self._start else (self._rate.advice(0.1), *self.fixes),
         )
 
     def missing(self) -> str:
@@ -123,11 +125,17 @@ class DeadRelu(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """The running windows and streaks."""
-        return {"kept": self._kept.state_dict(), "zero": self._zero.state_dict(), "windows": self._windows, "rate": self._rate.state_dict()}
+        return {
+            "kept": self._kept.state_dict(),
+            "zero": self._zero.state_dict(),
+            "windows": self._windows,
+            "start": self._start,
+            "rate": self._rate.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._kept.load_state_dict(state["kept"])
         self._zero.load_state_dict(state["zero"])
         self._rate.load_state_dict(state["rate"])
-        self._windows = int(state["windows"])
+        self._windows, self._start = int(state["windows"]), int(state["start"])

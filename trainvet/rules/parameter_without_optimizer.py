@@ -53,13 +53,13 @@ class ParameterWithoutOptimizer(Rule):
         for severity in (Severity.ERROR, Severity.INFO):
             chosen = {place: names for place, names in fresh.items() if names and (place in meant) == (severity is Severity.INFO)}
             if chosen:
-                yield self._missing(facts, severity, chosen, len(trainable))
+                yield self._missing(facts, severity, chosen, len(trainable), self.causes[:: -1 if foreign else 1])
         for key, count in foreign.items():
             if key not in self._told:
                 yield self._foreign(key.partition(":")[2], count, bool(missing))
         self._told = {*missing, *foreign}
 
-    def _missing(self, facts: Facts, severity: Severity, groups: Mapping[str, list[str]], trainable: int) -> Finding:
+    def _missing(self, facts: Facts, severity: Severity, groups: Mapping[str, list[str]], trainable: int, causes: tuple[str, ...]) -> Finding:
         names = facts.upstream_first(name for chosen in groups.values() for name in chosen)
         shown = [place_of(place, groups[place]) for place in sorted(groups, key=lambda place: names.index(groups[place][0]))]
         places = ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
@@ -71,6 +71,7 @@ class ParameterWithoutOptimizer(Rule):
             severity=severity,
             evidence={"parameters": len(names), "trainable": trainable},
             threshold="every trainable parameter in an optimizer",
+            causes=causes,
         )
 
     def _foreign(self, optimizer: str, count: int, missing: bool) -> Finding:
