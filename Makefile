@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export KERAS_BACKEND ?= tensorflow
 
-.PHONY: help install demo test lint format types imports package clean
+.PHONY: help install demo test lint format types imports package readme clean
 
 help:
 	@echo "make demo     healthy and broken trainings, and what trainvet says about them"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint     ruff: rules and formatting        make format   ruff: put both right"
 	@echo "make types    mypy                              make imports  direction of imports"
 	@echo "make package  wheel and sdist, installed and tried in an empty environment"
+	@echo "make readme   the table of rules in the README, from the rules"
 	@echo "make clean    remove the environment and what tools left behind"
 
 install: $(STAMP)
@@ -56,6 +57,9 @@ imports: $(STAMP)
 
 package: $(STAMP)
 	$(BIN)/python tests/package.py
+
+readme: $(STAMP)
+	$(BIN)/python tests/readme.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist build
