@@ -74,6 +74,8 @@ def test_a_teacher_or_target_network_is_info():
     student = tuple(name for name in TEACHER if name.startswith("student"))
     (finding,) = found(holding(*student, shapes=TEACHER))
     assert (finding.severity, finding.where) == (Severity.INFO, "teacher (6 parameters: teacher.backbone.0.weight, …)")
+    assert "meant to stand still" in finding.causes[0]
+    assert "freeze it" in finding.fixes[0]
     beside = {f"target.{name}": shape for name, shape in SHAPES.items()} | SHAPES
     assert [item.severity for item in found(holding(*SHAPES, shapes=beside))] == [Severity.INFO]
     other = {**TEACHER, "teacher.head.bias": (3,)}

@@ -63,6 +63,7 @@ class ParameterWithoutOptimizer(Rule):
         names = facts.upstream_first(name for chosen in groups.values() for name in chosen)
         shown = [place_of(place, groups[place]) for place in sorted(groups, key=lambda place: names.index(groups[place][0]))]
         places = ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
+        meant = severity is Severity.INFO
         return self.finding(
             0,
             f"{len(names)} of {trainable} trainable parameters belong to no optimizer and will never move",
@@ -71,7 +72,8 @@ class ParameterWithoutOptimizer(Rule):
             severity=severity,
             evidence={"parameters": len(names), "trainable": trainable},
             threshold="every trainable parameter in an optimizer",
-            causes=causes,
+            causes=("a teacher, a target network or a loaded backbone that is meant to stand still",) if meant else causes,
+            fixes=("freeze it (requires_grad = False), so that no gradients are computed for it",) if meant else None,
         )
 
     def _foreign(self, optimizer: str, count: int, missing: bool) -> Finding:
