@@ -14,6 +14,7 @@ from trainvet.callbacks.session import LOST, Session, guarded, switched_off
 from trainvet.integrations.torch.guard import Guard
 from trainvet.integrations.torch.lightning import Replay, known_facts, last_checkpoint, scaler_of
 from trainvet.integrations.torch.probe import Probe
+from trainvet.recording import round_tables
 from trainvet.report import Report
 from trainvet.statistics import Snapshot
 
@@ -126,7 +127,7 @@ class Diagnostics(Watching, Callback):
         try:
             if self._probe is not None and session.alive:
                 for snapshot in self._probe.poll(drain=True):
-                    session.monitor.observe(snapshot)
+                    session.monitor.observe(round_tables(snapshot))
         except Exception:
             session.monitor.failed("reading the last steps failed")
         session.end(status, reason)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 SUBDIRECTORY = "trainvet"
+LONG = 50  # the interval of a run of at least 3,000 steps: shorter ones need every sample they take
+PACE, SHARE = 12, 0.01
 LOST = "an update was not finite and was held back; no more bad updates are allowed"
 
 
@@ -93,6 +95,7 @@ class Session:
         self.checkpoint: Callable[[int | None], str | None] = lambda step: None
         self._stop = stop
         self._started = time.perf_counter()
+        self._samples, self._mark = 0, (self._started, 0.0)
 
     # ---- the run
 
@@ -106,6 +109,8 @@ class Session:
         """Judge what has arrived; raises TrainingAborted when the user asked for that."""
         for snapshot in snapshots:
             self.monitor.observe(round_tables(snapshot))
+            if snapshot.tables:
+                self._pace()
             if self.monitor.aborted_by is not None and not self._aborting:
                 self.act(Action.ABORT)
 
@@ -154,6 +159,16 @@ class Session:
                 self.probe.close()
             except Exception:
                 self.monitor.failed("closing the probe failed")
+
+    def _pace(self) -> None:
+        """On long runs full statistics may take 1 % of the time: while they take more, the interval between them doubles."""
+        schedule, now, spent = self.monitor.schedule, time.perf_counter(), getattr(self.probe, "sampled_seconds", 0.0)
+        self._samples += 1
+        if self.options.every != "auto" or schedule.interval < LONG or self._samples < PACE:
+            return
+        if spent - self._mark[1] > SHARE * (now - self._mark[0]):
+            schedule.slow_down()
+        self._samples, self._mark = 0, (now, spent)
 
     def _measure(self) -> None:
         self.monitor.run_seconds = time.perf_counter() - self._started

@@ -121,6 +121,7 @@ class Sampling:
         look, self._look = self._look, None
         if look is not None:
             self.monitor.own_seconds += look.seconds
+            self.seconds += look.seconds
             if look.error is None:
                 look.finish()
                 self._forward(attempt, look, want, batch)
