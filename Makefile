@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 # One thread per process: the programs are small, and results do not depend on the number of cores.
 export OMP_NUM_THREADS ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 3
-export KERAS_BACKEND ?= tensorflow
+export KERAS_BACKEND := tensorflow
 
 .PHONY: help install demo test lint format types imports package readme clean
 
