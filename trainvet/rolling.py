@@ -29,13 +29,15 @@ class Rolling:
 
     def add(self, track: Track, skipped: bool = False) -> int:
         """Append rows and say how many; those of skipped steps and accumulation micro-steps only where ``skipped``."""
-        moved = np.ones(len(track.steps), dtype=bool) if skipped else np.diff(track.applied, prepend=self.applied) > 0
-        self.steps = np.concatenate([self.steps[-self.size :], track.steps[moved]])
-        self.values = np.concatenate([self.values[-self.size :], track.values[moved]])
-        self.applied = int(track.applied[-1])
-        fresh = int(moved.sum())
-        self.count += fresh
-        return fresh
+        steps, values, applied = track.steps, track.values, track.applied
+        if not skipped and int(applied[-1]) - self.applied != len(applied):
+            moved = applied > np.concatenate([[self.applied], applied[:-1]])
+            steps, values = steps[moved], values[moved]
+        self.steps = np.concatenate([self.steps[-self.size :], steps])
+        self.values = np.concatenate([self.values[-self.size :], values])
+        self.applied = int(applied[-1])
+        self.count += len(steps)
+        return len(steps)
 
     def windows(self, fresh: int, stride: int) -> range:
         """The ends, as positions in ``values``, of the windows of ``stride`` rows that the last ``fresh`` rows complete."""
