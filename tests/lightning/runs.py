@@ -62,7 +62,10 @@ class Everything(Rule):
 
 
 class Net(pl.LightningModule):
-    """Dropout, normalisation and in-place ReLU; keeps its losses and the true norm of the gradients of every optimizer step."""
+    """Dropout, normalisation and in-place ReLU; keeps its losses and the true norm of the gradients of every optimizer step.
+
+    ``poison`` are the training batches, counted over the run, whose inputs are NaN.
+    """
 
     def __init__(self, optimizer: Callable[..., Any] = torch.optim.AdamW, poison: Iterable[int] = (), **arguments: Any) -> None:
         super().__init__()
@@ -73,7 +76,13 @@ class Net(pl.LightningModule):
         self.poison = frozenset(poison)
         self.losses: list[float] = []
         self.norms: list[float] = []
-        self.batches = 0
+        self.batches = self.handed = 0
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if not self.trainer.training:
+            return batch
+        self.handed += 1
+        return (batch[0] * float("nan"), batch[1]) if self.handed - 1 in self.poison else batch
 
     def loss(self, batch: Any) -> Tensor:
         x, y = batch
@@ -82,8 +91,6 @@ class Net(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         np.random.rand()
         random.random()
-        if self.batches in self.poison:
-            batch = (batch[0] * float("nan"), batch[1])
         self.batches += 1
         loss = self.loss(batch)
         self.losses.append(float(loss.detach()))
