@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.series import findings, run
+from tests.series import drive, findings, run, snapshots
 from trainvet.finding import Severity
 from trainvet.rules.dead_relu import DeadRelu
 from trainvet.statistics import Facts, Subject
@@ -136,6 +136,9 @@ def test_the_fix_carries_the_runs_learning_rate_and_coverage_says_what_is_missin
     assert "100%" in found.message
     start = findings(DeadRelu(), rate, columns(act=window([1.0] * 9, batch=200)), PLAN)[0]
     assert (start.causes[0], start.fixes[0]) == ("large negative biases", "start biases at 0 and normalise the inputs")
+    rule = DeadRelu()
+    drive(rule, snapshots(None, columns(act=window([1.0] * 5, batch=1, top=[0.0] * 5))), PLAN)
+    assert rule.missing() == "", "it has judged"
     rule = DeadRelu()
     assert rule.missing() == "a window of 5 batches and 300 positions"
     rule.begin(dataclasses.replace(PLAN, subjects=(dataclasses.replace(SITE, function="gelu"),)))

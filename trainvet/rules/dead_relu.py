@@ -91,6 +91,7 @@ class DeadRelu(Rule):
         warn = wide & (dead > self.share) & (dead - first >= self.growth)
         level = np.where(seen & (dead > self.most), Severity.ERROR, np.where(warn, Severity.WARNING, 0))
         zero = self._zero.update(names, (top <= 0) & np.array([name in self._broad for name in names]), snapshot.step, clear=alive)
+        self._windows += bool(zero)
         level[zero], dead, positions = Severity.ERROR, dead.copy(), positions.copy()
         dead[zero], positions[zero] = 1.0, 0.0
         since[zero] = [self._zero.first(names[index]) for index in zero]
