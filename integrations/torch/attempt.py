@@ -49,6 +49,7 @@ class Attempt:
     host_norms: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
     scale_value: float = 1.0
     skipped: bool = False
+    _head: Tensor | None = None
 
     @property
     def changed(self) -> bool:
@@ -66,28 +67,32 @@ class Attempt:
         losses = self.losses
         if losses:
             self.loss = losses[0].item() if len(losses) == 1 and losses[0].numel() == 1 else float(np.mean([float(loss.sum()) for loss in losses]))
-        if self.scale is not None and self.overflow is not None:
-            self.scale_value, self.skipped = float(self.scale), bool(self.overflow > 0)
         if host_norms is None:
             assert self.norms is not None
             host_norms = self.norms.cpu().numpy().astype(np.float64)
+        if self.scale is not None:
+            self.scale_value = float(self.scale)
+            self.skipped = not bool(np.isfinite(host_norms).all()) if self.overflow is None else bool(self.overflow > 0)
         self._norms(host_norms)
 
     def head(self) -> Tensor:
-        """Loss, scale, overflow flag and norms as one device vector [3 + P]."""
-        assert self.norms is not None
-        cells = [loss.reshape(-1).sum() for loss in self.losses]
-        loss = torch.stack([cell.to(self.norms) for cell in cells]).mean() if cells else self.norms.new_zeros(())
-        scale = self.norms.new_ones(()) if self.scale is None else self.scale.to(self.norms)
-        flag = self.norms.new_zeros(()) if self.overflow is None else self.overflow.to(self.norms)
-        return torch.cat([torch.stack([loss, scale, flag]), self.norms])
+        """Loss, norms, and with a scaler the scale and its overflow flag where it is known, as one device vector; made once."""
+        if self._head is None:
+            assert self.norms is not None
+            cells = [loss if loss.numel() == 1 else loss.sum() for loss in self.losses]
+            if len(cells) > 1:
+                cells = [torch.stack([cell.reshape(()).to(self.norms) for cell in cells]).mean()]
+            parts = [cells[0].reshape(1).to(self.norms) if cells else self.norms.new_zeros(1), self.norms]
+            parts += [cell.reshape(1).to(self.norms) for cell in (self.scale, self.overflow) if cell is not None]
+            self._head = torch.cat(parts)
+        return self._head
 
     def pack(self) -> Tensor:
         """Everything that is still on the device as one vector."""
         parts = [part.reshape(-1) for _, _, part in self.parts]
         if not self.known:
             head = self.head()
-            return torch.cat([head, *(part.to(head.device) for part in parts)])
+            return torch.cat([head, *(part.to(head.device) for part in parts)]) if parts else head
         if not parts:
             return torch.zeros(0)
         return torch.cat([part.to(parts[0].device) for part in parts])
@@ -96,9 +101,15 @@ class Attempt:
         """The inverse of :meth:`pack`, on the host."""
         offset = 0
         if not self.known and self.norms is not None:
-            self.loss, self.scale_value, self.skipped = float(values[0]), float(values[1]), bool(values[2] > 0)
-            offset = 3 + self.norms.numel()
-            self._norms(values[3:offset])
+            offset = 1 + self.norms.numel()
+            norms = values[1:offset]
+            if self.scale is not None:
+                self.scale_value, offset = float(values[offset]), offset + 1
+                self.skipped = not bool(np.isfinite(norms).all())  # a fused optimizer unscales in its step: that is what the scaler will find
+            if self.overflow is not None:
+                self.skipped, offset = bool(values[offset] > 0), offset + 1
+            self.loss = float(values[0])
+            self._norms(norms)
             self.known = True
         self.columns = dict(self.constant)
         for target, statistic, part in self.parts:

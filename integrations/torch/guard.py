@@ -74,7 +74,7 @@ class Guard:
     @torch.no_grad()
     def arm(self, owned: Owned, total: Tensor) -> None:
         """Device side: the fused step skips itself when ``total`` (0-d, loss plus gradient norms) is not finite, or, latched, ever was."""
-        bad = (~torch.isfinite(total)).to(torch.float32)
+        bad = (total * 0 != 0).to(torch.float32)  # infinity times 0 is NaN, and NaN is not equal to 0
         self._flag = bad if self._flag is None or not self.latched else torch.maximum(self._flag, bad)
         owned.optimizer.found_inf = self._flag  # type: ignore[attr-defined]
         owned.optimizer.grad_scale = None  # type: ignore[attr-defined]

@@ -294,14 +294,10 @@ class Probe:
     # ---- inside
 
     def _read_scale(self, attempt: Attempt) -> None:
-        assert attempt.norms is not None
         attempt.scaled = not self.scaler.unscaled(attempt.owned.optimizer)
-        flag = self.scaler.overflow(attempt.owned.optimizer)
-        if flag is None:  # a fused optimizer unscales inside its step: what is non-finite now is what the scaler will find
-            flag = (~torch.isfinite(attempt.norms).all()).float()
+        attempt.overflow = self.scaler.overflow(attempt.owned.optimizer)
         scale = self.scaler.scale()
         attempt.scale = torch.ones(()) if scale is None else scale
-        attempt.overflow = flag
 
     def _finish(self) -> None:
         """The update of the pending attempt is done: measure what follows it and send the row."""

@@ -15,50 +15,10 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import trainvet.statistics
+from tests.torch.runs import Everything
 from trainvet.callbacks.lightning import Diagnostics
-from trainvet.finding import Finding
-from trainvet.rule import Rule
-from trainvet.statistics import Facts, Snapshot
 
 BATCHES = 8
-
-
-class Everything(Rule):
-    """Reads every statistic and keeps what it is handed."""
-
-    code = "ZZ100"
-    sees_poison = True
-    reads = frozenset(trainvet.statistics.MEANING)
-
-    def __init__(self) -> None:
-        self.plans: list[Facts] = []
-        self.seen: list[Snapshot] = []
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Everything:
-        return self  # the callback judges with copies of the rules; this one is to be looked at
-
-    def begin(self, facts: Facts) -> Iterable[Finding]:
-        self.plans.append(facts)
-        return ()
-
-    def check(self, snapshot: Snapshot) -> Iterable[Finding]:
-        self.seen.append(snapshot)
-        return ()
-
-    def sampled(self, key: str) -> dict[int, dict[str, float]]:
-        """{step: {subject: value}} of a sampled statistic."""
-        columns = {snapshot.step: snapshot.column(key) for snapshot in self.seen}
-        return {step: dict(zip(column[0], column[1].tolist(), strict=True)) for step, column in columns.items() if column is not None}
-
-    def series(self, key: str, name: str | None = None) -> dict[int, float]:
-        """{step: value} of an every-step series."""
-        rows: dict[int, float] = {}
-        for snapshot in self.seen:
-            for subject, track in snapshot.tracks(key).items():
-                if name in (None, subject):
-                    rows |= dict(zip(track.steps.tolist(), track.values.tolist(), strict=True))
-        return rows
 
 
 class Net(pl.LightningModule):

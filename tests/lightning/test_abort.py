@@ -12,8 +12,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
-from tests.lightning.runs import Everything, Net, built, data, finite, fit, half, trainer
+from tests.lightning.runs import Net, built, data, finite, fit, half, trainer
 from tests.torch.left_behind import left_behind, plain
+from tests.torch.runs import Everything
 from trainvet.action import TrainingAborted
 from trainvet.callbacks.lightning import Diagnostics
 from trainvet.finding import Finding, Severity

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lightning.runs import BATCHES, Everything, Net, built, data, fit, half, watched
+from tests.lightning.runs import BATCHES, Net, built, data, fit, half, watched
+from tests.torch.runs import Everything
 from trainvet.callbacks.lightning import Diagnostics
 
 CLIPPED = {"gradient_clip_val": 0.01}
