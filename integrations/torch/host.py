@@ -49,7 +49,8 @@ def norms_at_once(tensors: Sequence[Tensor | None]) -> Vector | None:
 
 def norms(values: Sequence[Array | None]) -> Vector:
     """L2 norm of each array, float64 [P], from one BLAS dot product each; 0 for None."""
-    squares = [0.0 if array is None else float(flat.dot(flat)) for array in values for flat in (_flat(array),)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = [float(flat.dot(flat)) for flat in map(_flat, values)]
     return np.sqrt(np.array(squares, dtype=np.float64))
 
 

@@ -94,6 +94,26 @@ def test_mixed_dtypes_in_one_call() -> None:
     assert kernels.norms([some(torch.bfloat16, (6,)), some(torch.float32, (6,))]).dtype is torch.float32
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf"), 1e38])
+def test_every_statistic_in_host_memory_is_numpys(dtype: torch.dtype, bad: float) -> None:
+    tensors = [some(dtype, shape, seed) for seed, shape in enumerate([(), (7,), (3, 5), (2, 3, 4)])]
+    tensors += [tensors[2].t(), torch.ones(3, 4, dtype=dtype), torch.full((50,), 1e5, dtype=dtype) + some(dtype, (50,), 9)]
+    tensors[2][1, 2] = bad
+    values = host.arrays([*tensors, None, torch.zeros(0, 2, dtype=dtype)])
+    assert values is not None
+    lengths = host.norms(values)
+    columns = host.table(values, kernels.FULL, lengths)
+    for index, tensor in enumerate(tensors):
+        np.testing.assert_allclose(
+            lengths[index], np.inf if bad == 1e38 and dtype is torch.float32 and index in (2, 4) else truth("norm", tensor), rtol=1e-5
+        )
+        for name in kernels.FULL:
+            np.testing.assert_allclose(columns[name][index], truth(name, tensor), rtol=2e-3, atol=1e-6, err_msg=f"{name} of {tensor}")
+    assert all(column[-2:].tolist() == [0, 0] for column in columns.values())
+
+
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_norms_read_at_once_on_cpu_are_the_same(dtype: torch.dtype) -> None:
     tensors = [some(dtype, (4, 5), 1).t(), some(dtype, (30,), 2)[::3], some(dtype, (), 3), torch.zeros(0, dtype=dtype)]
