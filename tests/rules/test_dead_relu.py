@@ -99,11 +99,12 @@ def test_a_whole_layer_at_zero_for_five_samples_within_a_window():
     assert fires(window(dead, top=[1.0] * 12 + [0.0] * 4 + [0.1] * 16)) == []
 
 
-def test_a_layer_of_few_units_may_be_silent_for_some_batches():
-    few = dataclasses.replace(PLAN, subjects=(dataclasses.replace(SITE, shape=(32, 1)),))
-    silent = window([0.0] * 9, batch=20, top=[0.0] * 9)
-    assert fires(silent, few) == []
-    assert fires(silent) == [(4, "AC101")]
+@pytest.mark.parametrize(
+    ("shape", "told"), [((32, 1), []), ((32, 7), []), ((32, 8), [(4, "AC101")]), ((32, 2, 5), [(4, "AC101")]), ((), [(4, "AC101")])]
+)
+def test_a_layer_of_few_units_may_be_silent_for_some_batches(shape, told):
+    facts = dataclasses.replace(PLAN, subjects=(dataclasses.replace(SITE, shape=shape),))
+    assert fires(window([0.0] * 9, batch=20, top=[0.0] * 9), facts) == told
 
 
 def test_layers_are_told_together_upstream_first_since_their_window_began():

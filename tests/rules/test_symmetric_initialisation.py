@@ -35,6 +35,11 @@ def test_more_than_sixty_percent_constant_after_the_first_step(constant, told):
     assert fires(constant=MATRICES[:constant]) == told
 
 
+def test_four_of_six_are_enough():
+    six = {**SHAPES, "f.weight": (64, 64)}
+    assert run(SymmetricInitialisation(), None, columns(constant=MATRICES[:4], shapes=six), plan(six)) == [(0, "WT107")]
+
+
 def test_constant_up_to_rounding():
     table = columns()
     table["weight.min"] = dict.fromkeys(SHAPES, [0.01] * 6)

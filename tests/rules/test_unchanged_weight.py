@@ -88,6 +88,8 @@ def test_large_tables_of_which_a_step_touches_few_rows_are_quiet():
     still = columns({"a.weight": "1 x40"}, zero_share={"a.weight": "0.95 x40"})
     assert run(UnchangedWeight(), RATE, still, PLAN) == []
     assert len(run(UnchangedWeight(), RATE, columns({"a.weight": "1 x40"}, zero_share={"a.weight": "0.85 x40"}), PLAN)) == 1
+    for shape, fires in (((32, 32), 1), ((33, 32), 0)):
+        assert len(run(UnchangedWeight(), RATE, still, plan(SHAPES, {"shape": {"a.weight": shape}}))) == fires
     small = columns({"b.weight": "1 x40"}, zero_share={"b.weight": "0.95 x40"})
     assert len(run(UnchangedWeight(), RATE, small, PLAN)) == 1, "all elements of a small tensor are compared"
     assert run(UnchangedWeight(), RATE, columns({"a.weight": "1 x40"}), plan(SHAPES, {"role": {"a.weight": "embedding"}})) == []

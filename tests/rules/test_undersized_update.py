@@ -90,6 +90,7 @@ def test_few_matrices_are_exempt_only_beside_as_many_frozen_ones():
 
 def test_tiny_weights_do_not_count():
     assert fires(all_at(1e-6), before=0.0009) == []
+    assert len(fires(all_at(1e-6), before=0.0011)) == 1
 
 
 def test_nan_gives_no_verdict():
