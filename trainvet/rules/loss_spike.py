@@ -102,7 +102,7 @@ class LossSpike(Rule):
         """Tell the present spike when it is over or has lasted too long; the position after that, or ``end``."""
         kept, spike = rows.kept, rows.kept["spike"]
         stays = (~(sliding_window_view(rows.values[:end], RUN)[begin + 1 - RUN :] <= spike["highest"])).sum(axis=1) >= MOST
-        over = min([kept["until"] - rows.total(begin + 1), *np.flatnonzero(~stays)[:1].tolist()])
+        over: int = min([kept["until"] - rows.total(begin + 1), *(int(place) for place in np.flatnonzero(~stays)[:1])])
         if over >= len(stays):
             return end
         total, step = rows.total(begin + over + 1), int(rows.steps[begin + over])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -129,7 +130,7 @@ def noise_of_median(values: Vector) -> float:
     near_sigma = level(np.abs(near - median(near)), 0.9) / 1.645
     far = values[LAG:] - values[:-LAG] if len(values) > 2 * LAG else near
     far_sigma = median(np.abs(far - median(far))) / 0.6745
-    alone = 1.25 * near_sigma / WINDOW**0.5
+    alone = 1.25 * near_sigma / math.sqrt(WINDOW)
     if far_sigma <= near_sigma:
         return alone
     return min(alone * (far_sigma / near_sigma) ** 2, far_sigma) if near_sigma > 0 else far_sigma
