@@ -102,3 +102,9 @@ def test_every_yes_in_the_table_of_modes_names_a_test() -> None:
 def test_the_two_commands_are_targets_of_make() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^make (\w+)", README, re.MULTILINE)) == {"demo", "test"} <= targets
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert len(links) >= 3
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
