@@ -46,11 +46,11 @@ class Schedule:
         return step - self._start < self.dense or step >= self._next
 
     def sampled(self, step: int) -> None:
-        """``step`` was sampled: set the next one."""
+        """``step`` was, or is being, sampled: set the next one. Late news of an earlier sample change nothing."""
         if self._planned is None:
             while step >= self._assumed:
                 self._assumed *= 2
-        self._next = step + self.interval
+        self._next = max(self._next, step + self.interval)
 
     def slow_down(self) -> None:
         """Double the interval."""

@@ -28,7 +28,7 @@ class Attempt:
     epoch: int
     owned: Owned
     sampled: bool
-    rates: tuple[float, ...]
+    rates: tuple[float | Tensor, ...]
     losses: list[Tensor] = dataclasses.field(default_factory=list)
     norms: Tensor | None = None
     scale: Tensor | None = None
@@ -76,14 +76,15 @@ class Attempt:
         self._norms(host_norms)
 
     def head(self) -> Tensor:
-        """Loss, norms, and with a scaler the scale and its overflow flag where it is known, as one device vector; made once."""
+        """Loss, norms, with a scaler the scale and its overflow flag where it is known, and rates, as one device vector; made once."""
         if self._head is None:
             assert self.norms is not None
             cells = [loss if loss.numel() == 1 else loss.sum() for loss in self.losses]
             if len(cells) > 1:
                 cells = [torch.stack([cell.reshape(()).to(self.norms) for cell in cells]).mean()]
             parts = [cells[0].reshape(1).to(self.norms) if cells else self.norms.new_zeros(1), self.norms]
-            parts += [cell.reshape(1).to(self.norms) for cell in (self.scale, self.overflow) if cell is not None]
+            rates = [rate for rate in self.rates if isinstance(rate, Tensor)]
+            parts += [cell.reshape(1).to(self.norms) for cell in (self.scale, self.overflow, *rates) if cell is not None]
             self._head = torch.cat(parts)
         return self._head
 
@@ -108,6 +109,11 @@ class Attempt:
                 self.skipped = not bool(np.isfinite(norms).all())  # a fused optimizer unscales in its step: that is what the scaler will find
             if self.overflow is not None:
                 self.skipped, offset = bool(values[offset] > 0), offset + 1
+            known = []
+            for rate in self.rates:
+                known.append(float(values[offset]) if isinstance(rate, Tensor) else rate)
+                offset += isinstance(rate, Tensor)
+            self.rates = tuple(known)
             self.loss = float(values[0])
             self._norms(norms)
             self.known = True

@@ -66,10 +66,13 @@ class Guard:
 
     @torch.no_grad()
     def restore_buffers(self, step: int) -> None:
-        """Put the buffers back as they were before the forward of ``step``."""
+        """Put the buffers back as they were before the forward of ``step``; copies made after it were poisoned by it, and are so no more."""
         known = [copies for at, copies in self._buffers if at <= step]
-        for buffer, kept in known[-1] if known else ():
+        if not known:
+            return
+        for buffer, kept in known[-1]:
             buffer.copy_(kept)
+        self._buffers = deque((at, copies if at <= step else known[-1]) for at, copies in self._buffers)
 
     @torch.no_grad()
     def arm(self, owned: Owned, total: Tensor) -> None:

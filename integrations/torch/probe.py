@@ -198,9 +198,9 @@ class Probe:
             self.step += 1  # the trainer counts a batch without a loss, but there is nothing to see
             return []
         sampled = self.monitor.due(self.step) if self._sampled is None else self._sampled
-        if sampled and self.refresh():
+        if (sampled or len(optimizer.param_groups) != len(owned.group_labels)) and self.refresh():
             owned = next(item for item in self.plan.owned if item.optimizer is optimizer)
-        attempt = Attempt(self.step, self._index, self._epoch, owned, sampled, rates(optimizer))
+        attempt = Attempt(self.step, self._index, self._epoch, owned, sampled, rates(optimizer, self._before_update))
         self.step += 1
         self._pending = attempt
         gradients = [parameter.grad for parameter in owned.tensors]
@@ -222,6 +222,7 @@ class Probe:
             self.guard.arm(owned, attempt.head().sum())
             attempt.armed = True
         if attempt.sampled:
+            self.monitor.schedule.sampled(attempt.step)  # the monitor may hear of it some steps later
             self.sampling.gradients(attempt, gradients)
         return early
 
@@ -398,9 +399,17 @@ def _host(columns: dict[str, Tensor]) -> dict[str, Vector]:
     return {name: column.cpu().double().numpy() for name, column in columns.items()}
 
 
-def rates(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
-    """The learning rate of each group."""
-    return tuple([number(group.get("lr")) for group in optimizer.param_groups])
+def rates(optimizer: torch.optim.Optimizer, wait: bool) -> tuple[float | Tensor, ...]:
+    """The learning rate of each group; one that lives beside the parameters, in a tensor, is copied to go with the row unless ``wait``."""
+    return tuple([_rate(group, wait) for group in optimizer.param_groups])
+
+
+def _rate(group: dict[str, Any], wait: bool) -> float | Tensor:
+    rate = group.get("lr")
+    if not isinstance(rate, Tensor):
+        return number(rate)
+    beside = bool(group["params"]) and group["params"][0].device == rate.device
+    return rate.detach().clone() if beside and not wait else float(rate)
 
 
 def compiled(module: nn.Module) -> bool:

@@ -48,6 +48,14 @@ def test_an_unknown_length_is_taken_for_twice_as_long_when_it_is_passed():
     assert gaps[-1] == 50
 
 
+def test_late_news_of_an_earlier_sample_change_nothing():
+    schedule = Schedule(every=5)
+    schedule.begin(None)
+    schedule.sampled(20)
+    schedule.sampled(12)
+    assert [schedule.due(step) for step in (21, 24, 25)] == [False, False, True]
+
+
 def test_asking_does_not_count_as_sampling():
     schedule = Schedule(every=5)
     schedule.begin(None)
