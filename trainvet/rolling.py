@@ -86,6 +86,10 @@ class Rollings:
         """Every subject's rows."""
         return list(self._of.values())
 
+    def items(self) -> list[tuple[str, Rolling]]:
+        """Every subject's name and rows."""
+        return list(self._of.items())
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and lists by subject."""
         return {name: rolling.state_dict() for name, rolling in self._of.items()}
