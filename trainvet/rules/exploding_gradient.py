@@ -1,4 +1,4 @@
-"""GR101: the gradient norm has grown out of its own history."""
+"""GR101: the gradient norm has grown far beyond what it was."""
 
 from __future__ import annotations
 
@@ -15,124 +15,124 @@ from trainvet.rolling import Rolling, Rollings
 from trainvet.rule import Rule
 from trainvet.statistics import Facts, Snapshot
 
-HISTORY, FIRST, LAST = 1000, 20, 120
+SPAN, LEAST, FIRST, REFERENCE, HISTORY, RISE = 20, 5, 10, 100, 1000, 1e-6
 
 
 @dataclasses.dataclass
 class ExplodingGradient(Rule):
     """
     ## What it checks
-    The total gradient norm, unscaled and before clipping. The median of a window is more than ``rise`` times the reference, ``patience`` windows in
-    a row; the reference is the median of steps 20 to 120, later of the last 1,000 norms. And: the largest norm of the first 10 steps is more than
-    ``start`` times the median of steps 20 to 120, an explosion that is over when one looks.
+    The gradient norm's median over 20 steps (at least 5 measured ones), in ``patience`` windows in a row above ``rise`` times the median of up to
+    1,000 steps before them (at least 100, from step 20 on) and above the first of these. And once, at step 120: the largest norm of the
+    first 10 steps above ``start`` times the median of steps 20 to 120, an explosion that is over when one looks.
     ## Why it matters
-    One huge step throws away what was learnt; the units it kills stay dead.
+    Each step moves the weights far and in a direction that means little; the next stations are a runaway loss and NaN.
     ## What to do
-    Clip the norm at the value named, lower the learning rate or warm it up; recurrent nets and stacks without normalisation need a smaller start.
+    Clip the gradient norm at the healthy median named; lower or warm up the learning rate. Recurrent nets: orthogonal recurrent weights, clipping.
     ## Known limits
-    Silent before step 140. A window has 20 steps, or 5 samples where norms are measured on samples only. Highest healthy rise measured: 1.94, highest
-    healthy start: 14.9. Warning only where gradients are clipped.
+    Silent while the learning rate rises, and before step 160. Slow growth over thousands of steps, and a norm that was too large from the first
+    to the last step, are not seen. Largest healthy values measured: 1.94 times the median before, 14.9 at the start.
     """
 
     code = "GR101"
-    reads: ClassVar[frozenset[str]] = frozenset({"run.gradient_norm", "gradient.norm", "optimizer.learning_rate"})
+    reads: ClassVar[frozenset[str]] = frozenset({"run.gradient_norm", "optimizer.learning_rate"})
     severity: ClassVar[Severity] = Severity.ERROR
     causes = (
         "learning rate too high, or no warm-up",
-        "initial weights too large, or a recurrent net without clipping",
-        "inputs or targets on a large scale",
+        "recurrent or very deep layers with a gain above 1",
+        "targets or inputs on a large scale",
+        "no clipping",
     )
-    fixes = ("scale inputs and targets to about unit size", "start from smaller weights: orthogonal or Glorot initialisation")
+    fixes = ("clip the gradient norm", "lower the learning rate", "start recurrent weights orthogonal, with gain 1")
 
     rise: float = 5.0
-    patience: int = 2
     start: float = 100.0
+    patience: int = 2
 
     def __post_init__(self) -> None:
-        self._facts = Facts()
         self._rate = LearningRate()
-        self._norm = Rollings(HISTORY + FIRST, early=[], seen=0, reference=0.0, peak=0.0, peak_step=0, bad=0, first=0, told=False, start_told=False)
-        self._largest: dict[str, str] = {"first": "", "now": ""}
-        self._highest = 0.0
+        self._clipping = 0.0
+        self._norm = Rollings(SPAN, origin=-1, open=0, first=0.0, early=-1.0, windows=[], bad=0, good=0, told=False)
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
-        """Clipping and density of the norms."""
-        self._facts = facts
+        """The clipping threshold and the groups' schedules."""
+        self._clipping = facts.clipping
         self._rate.begin(facts)
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
-        """Judge every window that is complete with this snapshot."""
+        """Close the windows that are complete: 20 steps, and more where fewer than 5 of them were measured."""
         self._rate.follow(snapshot)
-        column = snapshot.column("gradient.norm")
-        if column is not None and len(column[0]):
-            self._largest["now"] = column[0][int(np.argmax(column[1]))]
-            if snapshot.step < 10 and float(column[1].max()) >= self._highest:
-                self._highest, self._largest["first"] = float(column[1].max()), self._largest["now"]
-        window = 20 if self._facts.every_step else 5
-        for _, rows, fresh in self._norm.add(snapshot, "run.gradient_norm"):
-            yield from self._start(rows, fresh)
-            for end in rows.windows(fresh, window):
-                if end >= window:
-                    yield from self._judge(rows, end, window)
+        for name, rows, fresh in self._norm.add(snapshot, "run.gradient_norm"):
+            kept, steps, length = rows.kept, rows.steps, len(rows.steps)
+            if kept["origin"] < 0:
+                kept["origin"] = int(steps[0])
+            begin = max(length - fresh - kept["open"], int(np.searchsorted(steps, kept["origin"] + SPAN)))
+            start = rows.values[length - fresh :][steps[length - fresh :] < kept["origin"] + FIRST]
+            kept["first"] = max(kept["first"], float(start.max(initial=0.0)))
+            while begin < length:
+                end = max(begin + LEAST, int(np.searchsorted(steps, steps[begin] + SPAN - 1)) + 1)
+                if end > length:
+                    break
+                yield from self._judge(name, rows, begin, end)
+                begin = end
+            kept["open"] = max(0, length - begin)
 
-    def _start(self, rows: Rolling, fresh: int) -> Iterable[Finding]:
-        kept = rows.kept
-        if kept["reference"]:
+    def _judge(self, name: str, rows: Rolling, begin: int, end: int) -> Iterable[Finding]:
+        kept, first, step = rows.kept, int(rows.steps[begin]), int(rows.steps[end - 1])
+        now, rate = median(rows.values[begin:end]), self._rate.at(step)
+        windows = [item for item in kept["windows"] if item[2] >= first - HISTORY]
+        rising = bool(windows) and rate > windows[-1][3] * (1 + RISE)
+        usual = _usual([item for item in windows[: len(windows) - kept["bad"]] if not item[3] < rate / 2])
+        kept["windows"] = [*windows, [now, first, step, rate]]
+        if kept["early"] < 0 and step >= kept["origin"] + SPAN + REFERENCE - 1:
+            kept["early"] = median(np.array([item[0] for item in kept["windows"]]))
+            if kept["first"] > self.start * kept["early"] > 0:
+                message = f"the gradient norm was {kept['first']:.3g} within the first {FIRST} steps and is {kept['early']:.3g} since step {SPAN}"
+                yield self._found(name, step, kept["origin"], message, kept["first"], kept["early"], f"{self.start:g} times the median after it")
+        if rising or not usual > 0 or now <= max(self.rise * usual, kept["early"]):
+            kept.update(bad=0, good=kept["good"] + (not rising))
+            kept["told"] = kept["told"] and kept["good"] < self.patience
             return
-        for step, norm in zip(rows.steps[-fresh:].tolist(), rows.values[-fresh:].tolist(), strict=True):
-            if step < 10 and norm > kept["peak"]:
-                kept.update(peak=norm, peak_step=step)
-            if FIRST <= step < LAST:
-                kept["early"].append(norm)
-            elif step >= LAST and not kept["reference"]:
-                kept["reference"] = float(np.median(kept["early"])) if len(kept["early"]) >= 5 else np.inf
-                kept["early"] = []
-                if 0 < kept["reference"] < np.inf and kept["peak"] > self.start * kept["reference"]:
-                    text = f"the gradient norm was {kept['peak']:.3g} at step {kept['peak_step']} and settled at {kept['reference']:.3g}"
-                    yield self._tell(step, kept["peak_step"], text, kept["peak"], kept["reference"], f"{self.start:g} times", self._largest["first"])
-
-    def _judge(self, rows: Rolling, end: int, window: int) -> Iterable[Finding]:
-        kept = rows.kept
-        first = int(rows.steps[end - window])
-        if not 0 < kept["reference"] < np.inf or first < LAST:
-            return
-        before = rows.values[max(0, end - window - HISTORY) : end - window]
-        reference = max(median(before), 0.2 * kept["reference"]) if len(before) >= HISTORY else kept["reference"]
-        now = median(rows.values[end - window : end])
-        if not now > self.rise * reference:
-            kept.update(bad=0, told=False)
-            return
-        kept.update(bad=kept["bad"] + 1, first=kept["first"] if kept["bad"] else first)
+        kept.update(bad=kept["bad"] + 1, good=0)
         if kept["bad"] >= self.patience and not kept["told"]:
             kept["told"] = True
-            text = f"the gradient norm has risen to {now:.3g}, {now / reference:.1f} times its median so far"
-            yield self._tell(int(rows.steps[end - 1]), kept["first"], text, now, reference, f"{self.rise:g} times", self._largest["now"])
+            since = int(kept["windows"][-kept["bad"]][1])
+            message = f"the gradient norm has risen to {now:.3g}, {now / usual:.2g} times what it was"
+            yield self._found(name, step, since, message, now, usual, f"{self.rise:g} times the median before, in {self.patience} windows")
 
-    def _tell(self, step: int, first: int, text: str, norm: float, reference: float, limit: str, largest: str) -> Finding:
+    def _found(self, name: str, step: int, since: int, message: str, now: float, usual: float, threshold: str) -> Finding:
+        clip = f"lower the clipping threshold to {usual:.2g} (now {self._clipping:g})" if self._clipping > usual else ""
+        clip = clip or f"clip the gradient norm at {usual:.2g} (the median of the healthy steps)"
         return self.finding(
             step,
-            text,
-            first_step=first,
-            subjects=[largest] if largest else [],
-            where=f"gradient norm, largest at {largest}" if largest else "gradient norm",
-            severity=Severity.WARNING if self._facts.clipping > 0 else Severity.ERROR,
-            evidence={"gradient norm": norm, "reference": reference, "clipped at": self._facts.clipping},
-            threshold=limit,
-            fixes=(f"clip the gradient norm at {reference:.2g}", self._rate.advice(0.1, step=step), self._rate.warm_up(), *self.fixes),
+            message,
+            first_step=since,
+            where=name,
+            severity=Severity.WARNING if self._clipping > 0 else Severity.ERROR,
+            evidence={"gradient norm": now, "healthy": usual},
+            threshold=threshold,
+            fixes=(*([] if 0 < self._clipping <= usual else [clip]), self._rate.advice(0.1, step=step), self._rate.warm_up(), self.fixes[2]),
         )
 
     def missing(self) -> str:
         """How many norms there were."""
-        newest = max((int(rows.steps[-1]) for rows in self._norm.all() if len(rows.steps)), default=-1)
-        return "" if newest >= LAST + FIRST else f"step {newest + 1} of {LAST + FIRST}"
+        if any(rows.kept["early"] >= 0 for rows in self._norm.all()):
+            return ""
+        seen = max((int(rows.steps[-1]) - rows.kept["origin"] + 1 for rows in self._norm.all() if len(rows.steps)), default=0)
+        return f"norms of {seen} of {SPAN + REFERENCE} steps"
 
     def state_dict(self) -> dict[str, Any]:
-        """The last norms."""
-        return {"norm": self._norm.state_dict(), "rate": self._rate.state_dict(), "largest": dict(self._largest), "highest": self._highest}
+        """Each norm's windows."""
+        return {"norm": self._norm.state_dict(), "rate": self._rate.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._norm.load_state_dict(state["norm"])
         self._rate.load_state_dict(state["rate"])
-        self._largest, self._highest = dict(state["largest"]), float(state["highest"])
+
+
+def _usual(windows: list[list[float]]) -> float:
+    """The median norm of windows [median, first step, last step, rate]; 0 where they span too few steps."""
+    enough = sum(item[2] - item[1] + 1 for item in windows) >= REFERENCE
+    return median(np.array([item[0] for item in windows])) if enough else 0.0
