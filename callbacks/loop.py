@@ -17,6 +17,7 @@ from trainvet.callbacks.diagnostics import Watching
 from trainvet.callbacks.session import LOST, Session, guarded, switched_off
 from trainvet.finding import Finding
 from trainvet.integrations.torch.guard import Guard
+from trainvet.integrations.torch.plan import group_labels
 from trainvet.integrations.torch.probe import Known, Probe
 from trainvet.integrations.torch.schedules import Driven, simulate
 from trainvet.rule import Rule
@@ -90,10 +91,9 @@ class Watch(Watching):
         self._guard = Guard(aborts, options.skip_bad_updates) if aborts or options.skip_bad_updates else None
         schedules = []
         if self._driven is not None and self._steps is not None and (self._driven.interval == "step" or self._steps_per_epoch):
-            labels = [str(group.get("name") or "") for group in self._optimizers[0].param_groups]
-            stem = type(self._optimizers[0]).__name__
-            labels = [label or (stem if len(labels) == 1 else f"{stem}/{index}") for index, label in enumerate(labels)]
-            schedules = simulate(self._driven, labels, self._steps, self._steps_per_epoch, self._model)
+            labels = {id(optimizer): names for optimizer, names in zip(self._optimizers, group_labels(self._optimizers), strict=True)}
+            driven = labels.get(id(self._driven.scheduler.optimizer), ())
+            schedules = simulate(self._driven, driven, self._steps, self._steps_per_epoch, self._model)
         known = Known("torch", self._steps, tuple(schedules), manual_optimization=len(self._optimizers) > 1)
         self._probe = Probe(
             self._model,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainvet.integrations.torch.plan import group_labels
 from trainvet.integrations.torch.probe import Known
 from trainvet.integrations.torch.schedules import Driven, simulate
 from trainvet.statistics import Schedule
@@ -44,15 +45,13 @@ def known_facts(trainer: Any, module: Any) -> Known:
     steps_per_epoch = max(1, math.ceil(per_epoch / accumulation)) if math.isfinite(per_epoch) else 0
     schedules: list[Schedule] = []
     unobservable: dict[str, str] = {}
-    if planned is not None and automatic and steps_per_epoch:
-        several = len(trainer.optimizers) > 1
+    usual = type(module).lr_scheduler_step.__module__.startswith(("lightning.", "pytorch_lightning."))  # who overrides it steps differently
+    if planned is not None and automatic and steps_per_epoch and usual:
+        labels = {id(optimizer): names for optimizer, names in zip(trainer.optimizers, group_labels(trainer.optimizers), strict=True)}
         for config in trainer.lr_scheduler_configs:
-            optimizer = config.scheduler.optimizer
-            stem = type(optimizer).__name__ if not several else f"{type(optimizer).__name__} {trainer.optimizers.index(optimizer)}"
-            count = len(optimizer.param_groups)
-            labels = [str(group.get("name") or (stem if count == 1 else f"{stem}/{index}")) for index, group in enumerate(optimizer.param_groups)]
-            driven = Driven(config.scheduler, config.interval, config.frequency, bool(config.reduce_on_plateau))
-            schedules += simulate(driven, labels, planned, steps_per_epoch, module)
+            plateau = bool(config.reduce_on_plateau)
+            driven = Driven(config.scheduler, config.interval, config.frequency, plateau, int(per_epoch), accumulation)
+            schedules += simulate(driven, labels.get(id(config.scheduler.optimizer), ()), planned, steps_per_epoch, module)
     return Known(
         framework="lightning",
         planned_steps=planned,

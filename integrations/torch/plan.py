@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trainvet.statistics import Optimizer, Subject
 
@@ -55,7 +56,8 @@ class Plan:
         self.buffers: dict[str, Tensor] = {}
         self.depth: dict[str, int] = {path: index for index, (path, _) in enumerate(module.named_modules())}
         self.before_norm: set[str] = set()
-        self.owned = [self._own(index, optimizer) for index, optimizer in enumerate(self.optimizers)]
+        labels = group_labels(self.optimizers)
+        self.owned = [self._own(index, optimizer, labels[index]) for index, optimizer in enumerate(self.optimizers)]
         self.signature = self._sign()
         self.refresh_buffers()
 
@@ -71,28 +73,27 @@ class Plan:
         self.buffers = {
             name: buffer
             for name, buffer in self.module.named_buffers()
-            if buffer.dtype in MEASURABLE and buffer.numel() and buffer.device.type != "meta"
+            if not is_lazy(buffer) and buffer.dtype in MEASURABLE and buffer.numel() and buffer.device.type != "meta"
         }
 
     def changed(self) -> bool:
-        """Did parameters join or leave an optimizer, or were any frozen or unfrozen? Cheap enough for sampled steps."""
+        """Did parameters join or leave the module or an optimizer, take shape, or were any frozen or thawed? Cheap enough for sampled steps."""
         return self.signature != self._sign()
 
     def _sign(self) -> tuple[int, ...]:
-        frozen = sum(1 << (index % 61) for index, parameter in enumerate(self.module.parameters()) if not parameter.requires_grad)
-        return (frozen, *(len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups))
+        return (
+            *[2 * id(parameter) + parameter.requires_grad for parameter in self.module.parameters() if not is_lazy(parameter)],
+            *[id(parameter) for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]],
+        )
 
-    def _own(self, index: int, optimizer: torch.optim.Optimizer) -> Owned:
-        several = len(self.optimizers) > 1
-        label = f"optimizer {index}" if several else "optimizer"
-        stem = f"{type(optimizer).__name__} {index}" if several else type(optimizer).__name__
-        count = len(optimizer.param_groups)
-        labels = [str(group.get("name") or (stem if count == 1 else f"{stem}/{position}")) for position, group in enumerate(optimizer.param_groups)]
+    def _own(self, index: int, optimizer: torch.optim.Optimizer, labels: tuple[str, ...]) -> Owned:
+        label = f"optimizer {index}" if len(self.optimizers) > 1 else "optimizer"
         home = {id(parameter): labels[position] for position, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
         chosen = [
             (name, parameter)
             for name, parameter in self.parameters.items()
-            if id(parameter) in home and parameter.requires_grad and parameter.dtype in MEASURABLE and parameter.device.type != "meta"
+            if id(parameter) in home and parameter.requires_grad and parameter.dtype in MEASURABLE
+            if not is_lazy(parameter) and parameter.device.type != "meta"
         ]
         return Owned(
             optimizer,
@@ -100,7 +101,7 @@ class Plan:
             tuple(name for name, _ in chosen),
             [parameter for _, parameter in chosen],
             tuple(home[id(parameter)] for _, parameter in chosen),
-            tuple(labels),
+            labels,
         )
 
     # ---- facts
@@ -119,7 +120,7 @@ class Plan:
                     module=path,
                     module_type=type(owner).__name__,
                     depth=self.depth.get(path, -1),
-                    shape=tuple(parameter.shape),
+                    shape=() if is_lazy(parameter) else tuple(parameter.shape),
                     dtype=str(parameter.dtype).removeprefix("torch."),
                     trainable=parameter.requires_grad,
                     group=home.get(name, ""),
@@ -168,6 +169,21 @@ class Plan:
             parameters=tuple(self.names[id(parameter)] for parameter in held if id(parameter) in known),
             unknown_parameters=sum(id(parameter) not in known for parameter in held),
         )
+
+
+def group_labels(optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[str, ...]]:
+    """A label for every parameter group of every optimizer, none twice: the group's own name, else the optimizer's type and its place."""
+    found: list[tuple[str, ...]] = []
+    seen: dict[str, int] = {}
+    for index, optimizer in enumerate(optimizers):
+        stem = f"{type(optimizer).__name__} {index}" if len(optimizers) > 1 else type(optimizer).__name__
+        labels = []
+        for position, group in enumerate(optimizer.param_groups):
+            label = str(group.get("name") or (stem if len(optimizer.param_groups) == 1 else f"{stem}/{position}"))
+            seen[label] = seen.get(label, 0) + 1
+            labels.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
+        found.append(tuple(labels))
+    return found
 
 
 def is_embedding(module: nn.Module) -> bool:

@@ -324,9 +324,7 @@ class Probe:
             return
         if not attempt.sampled:
             return
-        if self.sampling.news:
-            self.sampling.news = False
-            self.monitor.begin(self.facts(), attempt.step)
+        self._tell_news(attempt.step)
         tables = self.sampling.tables(attempt)
         self._snapshots.append(self.rows.flush(attempt.step, attempt.batch, attempt.epoch, tables))
 
@@ -339,6 +337,11 @@ class Probe:
             self.guard.restore_buffers(attempt.step)
         elif self.guard.latched and self.guard.exhausted:
             attempt.held = attempt.dropped = True
+
+    def _tell_news(self, step: int) -> None:
+        if self.sampling.news:
+            self.sampling.news = False
+            self.monitor.begin(self.facts(), step)
 
     def _row(self, attempt: Attempt, changed: bool) -> None:
         skips = self.scaler or self.guard is not None
@@ -384,6 +387,7 @@ class Probe:
 
     def _flush(self) -> None:
         if len(self.rows):
+            self._tell_news(self.rows.last)
             self._snapshots.append(self.rows.flush(self.rows.last, self._index, self._epoch, {}))
 
 

@@ -24,12 +24,27 @@ PERIODIC = (schedulers.CosineAnnealingWarmRestarts, schedulers.CyclicLR)
 
 @dataclasses.dataclass(frozen=True)
 class Driven:
-    """A scheduler and how the trainer steps it: every ``frequency`` of ``interval`` ("step" or "epoch")."""
+    """A scheduler and how the trainer steps it: every ``frequency`` of ``interval`` ("step" or "epoch").
+
+    Where ``batches`` per epoch are given, a frequency in steps counts batches within the epoch, ``accumulation`` of them per optimizer step.
+    """
 
     scheduler: Any
     interval: str = "epoch"
     frequency: int = 1
     reactive: bool = False
+    batches: int = 0
+    accumulation: int = 1
+
+    def moves(self, step: int, steps_per_epoch: int) -> bool:
+        """Is the scheduler stepped after optimizer step ``step`` (0-based)?"""
+        frequency = max(1, self.frequency)
+        if self.interval == "epoch":
+            epoch, rest = divmod(step + 1, steps_per_epoch)
+            return rest == 0 and epoch % frequency == 0
+        if not self.batches:
+            return (step + 1) % frequency == 0
+        return min((step % steps_per_epoch + 1) * self.accumulation, self.batches) % frequency == 0
 
 
 def simulate(driven: Driven, labels: Iterable[str], steps: int, steps_per_epoch: int, module: nn.Module | None = None) -> list[Schedule]:
@@ -42,9 +57,10 @@ def simulate(driven: Driven, labels: Iterable[str], steps: int, steps_per_epoch:
     kind = type(scheduler).__name__
     if driven.reactive or isinstance(scheduler, REACTIVE):
         return [Schedule(label, kind, driven.interval, np.zeros(0), reactive=True) for label in labels]
-    every = max(1, driven.frequency) * (1 if driven.interval == "step" else max(1, steps_per_epoch))
+    steps_per_epoch = max(1, steps_per_epoch)
+    every = max(1, driven.frequency) * (1 if driven.interval == "step" else steps_per_epoch)
     twin = _twin(scheduler, module)
-    if twin is None:
+    if twin is None or len(twin.optimizer.param_groups) != len(labels):
         return []
     curve = np.empty((steps, len(labels)))
     started = time.monotonic()
@@ -52,7 +68,7 @@ def simulate(driven: Driven, labels: Iterable[str], steps: int, steps_per_epoch:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for step in range(steps):
-            if step and step % every == 0:
+            if step and driven.moves(step - 1, steps_per_epoch):
                 try:
                     twin.step()
                 except Exception:  # e.g. OneCycleLR refuses to go past its end: the rate then stays, and the horizon says it
@@ -71,7 +87,8 @@ class _StandIn(Optimizer):
     """Has the parameter groups' numbers and nothing else of the optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.param_groups = [{key: value for key, value in group.items() if key != "params"} | {"params": []} for group in optimizer.param_groups]
+        numbers = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        self.param_groups = [{**copy.deepcopy(group), "params": []} for group in numbers]  # a rate may be a tensor that is changed in place
         self.defaults = dict(optimizer.defaults)
         self.state: Any = {}
         self._opt_called = True
