@@ -1,4 +1,4 @@
-"""LS102: the loss scale falls and falls, and no step is applied any more."""
+"""LS102: the loss scale falls and falls, and steps are skipped without end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class CollapsedLossScale(Rule):
     ## What to do
     Find the operation that overflows float16 (the last layer and the loss first) and run it in float32 or the whole net in bfloat16.
     ## Known limits
-    A scaler that starts far too high may lower its scale some times before the first step is applied; fewer than ``skips`` are calibration.
+    A scaler that starts far too high may lower its scale some times before the first step is applied: fewer than ``skips`` are calibration. A scale
+    that was below ``lowest`` from the start was chosen so and is judged by the other two signs.
     """
 
     code = "LS102"
@@ -44,69 +45,58 @@ class CollapsedLossScale(Rule):
     fatal: int = 20
 
     def __post_init__(self) -> None:
-        self._last, self._worked, self._start = 0.0, 0.0, 0.0
-        self._lowered, self._lowered_from = 0, 0
-        self._row, self._row_from = 0, 0
-        self._told = 0
+        self._kept: dict[str, float] = {"start": 0.0, "last": 0.0, "worked": 0.0, "lowered": 0, "lowered from": 0, "row": 0, "row from": 0, "told": 0}
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
-        """Judge every attempted step; blocks in which nothing is skipped or lowered are passed over."""
+        """Judge every attempted step; a block in which nothing is skipped and the scale stays is passed over."""
         scales = next(iter(snapshot.tracks("run.loss_scale").values()), None)
         skipped = next(iter(snapshot.tracks("run.skipped").values()), None)
         if scales is None or skipped is None:
             return
         flags = dict(zip(skipped.steps.tolist(), (skipped.values > 0).tolist(), strict=True))
-        calm = not any(flags.values()) and bool((scales.values == self._last).all()) and self._last >= self.lowest
-        if calm:
-            self._row, self._told, self._worked = 0, 0, self._last
-            return
-        for step, scale in zip(scales.steps.tolist(), scales.values.tolist(), strict=True):
+        calm = not any(flags.values()) and bool((scales.values == self._kept["last"]).all())
+        first = 0 if not calm else len(scales.steps) - 1  # in a calm block every row says the same
+        for step, scale in zip(scales.steps[first:].tolist(), scales.values[first:].tolist(), strict=True):
             yield from self._judge(step, scale, flags.get(step, False))
 
     def _judge(self, step: int, scale: float, skipped: bool) -> Iterable[Finding]:
-        self._start = self._start or scale
-        if self._last and scale < self._last:
-            self._lowered_from = self._lowered_from if self._lowered else step
-            self._lowered += 1
-        elif scale > self._last:
-            self._lowered = 0
-        self._last = scale
-        self._row_from = self._row_from if self._row else step
-        self._row = self._row + 1 if skipped else 0
-        if not skipped:
-            self._worked = scale
-        fell = not scale >= self.lowest and self._start >= self.lowest
-        lowered = self._lowered >= self.halvings
-        bad = fell or lowered or self._row >= self.skips
-        if not bad:
-            self._told = 0 if not skipped else self._told
+        kept = self._kept
+        kept["start"] = kept["start"] or scale
+        if scale < kept["last"]:
+            kept.update({"lowered": kept["lowered"] + 1, "lowered from": kept["lowered from"] if kept["lowered"] else step})
+        elif scale > kept["last"]:
+            kept["lowered"] = 0
+        if skipped:
+            kept.update({"row": kept["row"] + 1, "row from": kept["row from"] if kept["row"] else step})
+        else:
+            kept.update({"row": 0, "worked": scale})
+        kept["last"] = scale
+        fell = not scale >= self.lowest and kept["start"] >= self.lowest
+        stuck = kept["row"] >= self.skips
+        if not (fell or stuck or kept["lowered"] >= self.halvings):
+            kept["told"] = kept["told"] if skipped else 0
             return
-        severity = Severity.FATAL if self._row >= self.fatal else Severity.ERROR
-        if self._told >= severity:
+        severity = Severity.FATAL if kept["row"] >= self.fatal else Severity.ERROR
+        if kept["told"] >= severity:
             return
-        self._told = int(severity)
-        first = self._row_from if self._row >= self.skips else self._lowered_from if lowered or fell else step
-        what = f"{self._row} steps in a row were skipped" if self._row >= self.skips else f"it was lowered {self._lowered} times without one growth"
-        start = f"start the scaler at init_scale={self._worked:g}, where steps were applied" if self._worked >= 1 else "start the scaler at 4096"
+        kept["told"] = int(severity)
+        lowered = f"it was lowered {kept['lowered']:.0f} times without one growth"
         yield self.finding(
             step,
-            f"the loss scale is down to {scale:g} (from {self._start:g}) and {what}: the weights stand still",
-            first_step=min(first, step),
+            f"the loss scale is down to {scale:g} (from {kept['start']:g}) and "
+            + (f"{kept['row']:.0f} steps in a row were skipped: the weights stand still" if stuck else f"{lowered}: more and more steps are skipped"),
+            first_step=int(kept["row from"] if stuck else kept["lowered from"]),
             where="loss scale",
             severity=severity,
-            evidence={"loss scale": scale, "skipped in a row": self._row, "lowered": self._lowered},
+            evidence={"loss scale": scale, "skipped in a row": int(kept["row"]), "lowered": int(kept["lowered"])},
             threshold=f"scale {self.lowest:g}, {self.halvings} times lowered, {self.skips} skips in a row ({self.fatal} fatal)",
-            fixes=(*self.fixes, start),
+            fixes=(*self.fixes, *([f"start the scaler at {kept['worked']:g}, where a step was applied last"] if kept["worked"] else [])),
         )
 
     def state_dict(self) -> dict[str, Any]:
         """The scale's course so far."""
-        return {key: getattr(self, key) for key in STATE}
+        return dict(self._kept)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
-        for key in STATE:
-            setattr(self, key, state[key])
-
-
-STATE = ("_last", "_worked", "_start", "_lowered", "_lowered_from", "_row", "_row_from", "_told")
+        self._kept = dict(state)
