@@ -1,136 +1,144 @@
-"""GR104: parameters that the loss does not reach."""
+"""GR104: parameters that never receive a gradient."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.rule import PerSubject, Rows, Rule
-from trainvet.statistics import Facts, Snapshot
+from trainvet.statistics import Facts, Snapshot, Subject
 
 
 @dataclasses.dataclass
 class MissingGradient(Rule):
     """
     ## What it checks
-    A trainable parameter of an optimizer whose gradient was None, or exactly zero, on every one of its first ``patience`` samples. Where an equally
-    shaped sibling (``experts.0``, ``experts.3``) does receive gradients it may be conditional: then ``conditional`` samples. An error when more than
-    half of the parameters are concerned, only information when all are biases or other one-dimensional tensors.
+    A trainable parameter that an optimizer holds has no gradient, or one that is exactly 0, on each of its first ``patience`` samples (the first
+    10 steps are all sampled). Error for more than ``share`` of the parameters, information where only vectors and scalars are concerned.
     ## Why it matters
-    The part does not learn. A branch that is detached, a head that is never called or a layer that is dead from the start shows in no curve.
+    It keeps the value it was initialised with; the rest trains, the loss falls, and nothing looks wrong.
     ## What to do
-    None: look for detach, no_grad, item, integer casts or argmax between the part and the loss, or freeze what is not used. Zero: look at the
-    activation behind it, and at float16 underflow.
+    No gradient at all: the module is not called, or detach(), no_grad() or .data cuts the way to the loss. Only zeros: dead units behind it, or a
+    factor that is 0. Freeze what is not meant to train (requires_grad=False, trainable=False), or leave it out of the optimizer.
     ## Known limits
-    A bias right before a normalisation layer has a gradient of zero by construction and is left out, and so is what is not trainable. A part that
-    once received a gradient is not judged again.
+    A parameter with a numbered sibling of the same shape that does receive gradients (experts, layers that are dropped) gets ``conditional`` samples,
+    if something upstream of it learns. Biases directly before a normalisation have a gradient of 0 by nature and do not count.
     """
 
     code = "GR104"
-    reads: ClassVar[frozenset[str]] = frozenset({"gradient.present", "gradient.norm"})
-    severity: ClassVar[Severity] = Severity.WARNING
-    causes = ("the part is not called, or detached from the loss", "an operation that ends the gradient: detach, no_grad, argmax, rounding, a cast")
-    fixes = (
-        "remove what cuts the gradient between this part and the loss",
-        "if the part is not meant to train, set requires_grad (Keras: trainable) to False",
-    )
+    reads: ClassVar[frozenset[str]] = frozenset({"gradient.present", "gradient.abs_max"})
+    causes = ("not on a path to the loss: never called, detach(), no_grad() or .data", "dead units or a factor of 0 between it and the loss")
+    fixes = ("connect it to the loss", "freeze it, or leave it out of the optimizer, if it is not meant to train")
 
     patience: int = 10
     conditional: int = 200
+    share: float = 0.5
 
     def __post_init__(self) -> None:
         self._facts = Facts()
         self._rows = Rows()
-        self._owned = 0
-        self._kept = PerSubject(samples=0.0, none=0.0, reached=0.0, first=-1.0, told=0.0)
+        self._kept = PerSubject(samples=0.0, present=0.0, gradient=0.0, first=-1.0, told=0.0)
+        self._total = 0
+        self._families: dict[str, tuple[str, ...]] = {}
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
-        """Which parameters count."""
+        """Which parameters are to learn, and which are numbered siblings of the same shape."""
         self._facts = facts
-        owned = facts.owned
-        chosen = [name for name, subject in facts.parameters.items() if subject.trainable and name in owned and subject.numel]
-        self._owned = len(chosen)
-        self._rows.choose(name for name in chosen if facts.parameters[name].role != "bias-before-norm")
+        chosen = {
+            name: subject
+            for name, subject in facts.parameters.items()
+            if subject.trainable and name in facts.owned and not subject.tied_to and subject.role != "bias-before-norm"
+        }
+        self._rows.choose(chosen)
+        self._total = len(chosen)
+        members: dict[tuple[Any, ...], list[str]] = {}
+        for name, subject in chosen.items():
+            for family in _families(subject):
+                members.setdefault(family, []).append(name)
+        self._families = {}
+        for names in members.values():
+            for name in names:
+                self._families[name] = (*self._families.get(name, ()), *(other for other in names if other != name))
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
-        """Judge a sample."""
-        column = snapshot.column("gradient.present")
+        """Count a sample."""
+        column = snapshot.column("gradient.abs_max") or snapshot.column("gradient.present")
         if column is None or not self._rows.find(column[0]):
             return
-        names = self._rows.names
-        present, norm = self._rows.values(snapshot, "gradient.present"), self._rows.values(snapshot, "gradient.norm")
-        rows = self._kept.rows(names)
-        reached = np.maximum(self._kept["reached"][rows], (present > 0) & (norm != 0))
-        if bool(reached.all()):
-            self._kept["samples"][rows] += 1
-            self._kept["reached"][rows] = reached
+        names, kept = self._rows.names, self._kept
+        rows = kept.rows(names)
+        if bool(kept["gradient"][rows].all()):
             return
-        samples = self._kept["samples"][rows] + 1
-        first = np.where(samples == 1, snapshot.step, self._kept["first"][rows])
-        none = self._kept["none"][rows] + (present == 0)
-        told = self._kept["told"][rows]
-        needed = np.array([self.conditional if self._has_live_sibling(name) else self.patience for name in names]) if not told.all() else 0
-        due = (reached == 0) & (samples >= needed) & (told == 0)
-        for key, values in (("samples", samples), ("reached", reached), ("first", first), ("none", none), ("told", np.maximum(told, due))):
-            self._kept[key][rows] = values
+        present = ~(self._rows.values(snapshot, "gradient.present") == 0)
+        kept["samples"][rows] += 1
+        kept["present"][rows] = np.maximum(kept["present"][rows], present)
+        kept["gradient"][rows] = np.maximum(kept["gradient"][rows], present & ~(self._rows.values(snapshot, "gradient.abs_max") == 0))
+        kept["first"][rows] = np.where(kept["first"][rows] < 0, snapshot.step, kept["first"][rows])
+        due = (kept["gradient"][rows] == 0) & (kept["told"][rows] == 0) & (kept["samples"][rows] >= self.patience)
         if due.any():
-            yield self._tell(snapshot, [int(place) for place in np.flatnonzero(due)], names, none, samples, first)
+            late, learning = kept["samples"][rows] >= self.conditional, frozenset(self._where("gradient"))
+            told = [names[row] for row in np.flatnonzero(due).tolist() if late[row] or not self._conditional(names[row], learning)]
+            if told:
+                kept["told"][kept.rows(tuple(told))] = 1
+                yield self._found(snapshot.step, self._facts.upstream_first(told))
 
-    def _tell(self, snapshot: Snapshot, due: list[int], names: tuple[str, ...], none: Any, samples: Any, first: Any) -> Finding:
-        chosen = self._facts.upstream_first(names[place] for place in due)
-        cut = [names[place] for place in due if none[place] == samples[place]]
-        shapes = [len(self._facts.parameters[name].shape) for name in chosen]
-        severity = Severity.ERROR if len(chosen) > 0.5 * self._owned else Severity.WARNING if max(shapes) > 1 else Severity.INFO
-        count = int(max(samples[place] for place in due))
-        how = "none" if len(cut) == len(chosen) else "exactly zero" if not cut else "none or exactly zero"
-        zero_fixes = ("look at the activation behind it: units that never fire pass nothing back", "in float16, use a loss scaler or bfloat16")
+    def _where(self, key: str) -> list[str]:
+        return [self._kept.names[row] for row in np.flatnonzero(self._kept[key]).tolist()]
+
+    def _conditional(self, name: str, learning: frozenset[str]) -> bool:
+        """May it be that this part was merely not used so far? A sibling is, and the gradient comes through to something upstream."""
+        depth, plan = self._facts.parameters[name].depth, self._facts.parameters
+        upstream = depth < 0 or any(0 <= plan[other].depth < depth for other in learning if other in plan)
+        return upstream and not learning.isdisjoint(self._families.get(name, ()))
+
+    def _found(self, step: int, told: tuple[str, ...]) -> Finding:
+        rows, plan = self._kept.rows(told), self._facts.parameters
+        none = int((self._kept["present"][rows] == 0).sum())
+        lacking = len(set(self._where("told")) - set(self._where("gradient")))
+        what = "no gradient at all" if none == len(told) else "only gradients of 0" if not none else f"no gradient at all ({none}) or only 0"
+        small = all(len(plan[name].shape) < 2 for name in told)
+        much = lacking > self.share * max(1, self._total)
+        samples = int(self._kept["samples"][rows].max())
         return self.finding(
-            snapshot.step,
-            f"{len(chosen)} of {self._owned} parameters get no gradient: {how} on all of {count} samples",
-            first_step=int(min(first[place] for place in due)),
-            subjects=chosen,
-            severity=severity,
-            evidence={"parameters": len(chosen), "of": self._owned, "none": len(cut), "samples": count},
-            threshold=f"{self.patience} samples ({self.conditional} where a sibling is reached)",
-            causes=self.causes if cut else ("a layer that is dead or saturated from the start", "float16 underflow", *self.causes),
-            fixes=self.fixes if cut else (*zero_fixes, *self.fixes),
-        )
-
-    def _has_live_sibling(self, name: str) -> bool:
-        pattern = sibling(name)
-        if pattern is None:
-            return False
-        shape = self._facts.parameters[name].shape
-        alive = dict(zip(self._kept.names, self._kept["reached"] > 0, strict=True))
-        return any(
-            live and other != name and pattern.fullmatch(other) and self._facts.parameters.get(other) and self._facts.parameters[other].shape == shape
-            for other, live in alive.items()
+            step,
+            f"{len(told)} of {self._total} parameters get {what}",
+            first_step=int(self._kept["first"][rows].min()),
+            subjects=told,
+            severity=Severity.ERROR if much else Severity.INFO if small else Severity.WARNING,
+            evidence={"without gradient": none, "only zeros": len(told) - none, "parameters": self._total, "samples": samples},
+            threshold=f"{self.patience} samples, {self.conditional} where a sibling learns",
+            causes=self.causes if 2 * none >= len(told) else self.causes[::-1],
+            fixes=(f"connect {told[0]} to the loss" if none else f"look at what comes after {told[0]}: AC101, or a factor of 0", self.fixes[1]),
         )
 
     def missing(self) -> str:
         """How many samples there were."""
-        most = int(self._kept["samples"].max()) if self._kept.names else 0
-        return "" if most >= self.patience else f"{most} of {self.patience} samples"
+        samples = self._kept["samples"]
+        judged = len(samples) and (bool(self._kept["gradient"].all()) or samples.max() >= self.patience)
+        return "" if judged else f"{int(samples.max()) if len(samples) else 0} of {self.patience} samples"
 
     def state_dict(self) -> dict[str, Any]:
         """Counts by parameter."""
-        return self._kept.state_dict()
+        return {"kept": self._kept.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
-        self._kept.load_state_dict(state)
+        self._kept.load_state_dict(state["kept"])
 
 
-def sibling(name: str) -> re.Pattern[str] | None:
-    """A pattern for names that differ from ``name`` in one of its integer parts (``experts.3.weight``, ``expert_3/kernel``); None without one."""
-    parts = re.split(r"(\d+)", name)
-    if len(parts) < 3:
-        return None
-    choices = ["".join(r"\d+" if place == index else re.escape(part) for place, part in enumerate(parts)) for index in range(1, len(parts), 2)]
-    return re.compile("|".join(choices))
+def _families(subject: Subject) -> Iterator[tuple[Any, ...]]:
+    """What a parameter has in common with its numbered siblings: its shape, and its name with one of its numbers left open.
+
+    A number that only counts layers of one type ("dense_3" of Keras) does not make a sibling.
+    """
+    parts = subject.name.split(".")
+    for place, part in enumerate(parts):
+        base = re.fullmatch(r"(\D*?)_?\d+", part)
+        if base and not (base[1] and base[1].replace("_", "").lower() == subject.module_type.lower()):
+            yield subject.shape, place, base[1], (*parts[:place], *parts[place + 1 :])
