@@ -28,6 +28,8 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "WT101": ("WT106", "LO104"),
     "WT106": ("LO104",),
 }
+# rules that judge the run as a whole: their first step is that of the stretch they judge, not that of a fault
+WHOLE_RUN = frozenset({"LO104"})
 RANK = {code: rank for rank, code in enumerate(CONSEQUENCES)}
 
 
@@ -60,10 +62,14 @@ def explains(cause: Finding, effect: Finding) -> bool:
         return cause.severity >= Severity.WARNING or cause.severity >= effect.severity
     # a NaN has a place of its own; only what has gone badly wrong before explains it away
     enough = Severity.ERROR if effect.code == "NF101" else Severity.WARNING
-    if cause.severity < enough or cause.first_step > effect.step:
+    if cause.severity < enough or cause.first_step > began(effect):
         return False
-    known = CONSEQUENCES.get(cause.code, ())
-    return any(effect.code.startswith(prefix) for prefix in known) and cause.first_step <= max(effect.first_step, 0)
+    return any(effect.code.startswith(prefix) for prefix in CONSEQUENCES.get(cause.code, ()))
+
+
+def began(finding: Finding) -> int:
+    """The step from which on the fault is known to be there."""
+    return finding.step if finding.code in WHOLE_RUN else max(finding.first_step, 0)
 
 
 def _with_consequences(head: Finding, folded: list[Finding]) -> Finding:
@@ -75,7 +81,7 @@ def _key(finding: Finding, depth: Mapping[str, int]) -> tuple[int, int, int, int
     depths = [depth[subject] for subject in finding.subjects if depth.get(subject, -1) >= 0]
     return (
         0 if finding.severity >= Severity.WARNING else 1,
-        finding.first_step,
+        began(finding),
         RANK.get(finding.code, len(RANK)),
         min(depths, default=1 << 30),
         finding.step,

@@ -87,6 +87,11 @@ class LearningRate:
             return f"set the learning rate to about {rate * factor:.1g} (now {rate:.3g})"
         return "lower the learning rate" if factor < 1 else "raise the learning rate"
 
+    def stated(self, names: Sequence[str]) -> str:
+        """ " at a learning rate of 0.01", the largest among ``names``; empty where none is known."""
+        rates = self.of(names)
+        return f" at a learning rate of {float(np.nanmax(rates)):.3g}" if len(rates) and np.isfinite(rates).any() else ""
+
     def warm_up(self) -> str:
         """The warm-up to suggest: 2/(1 - beta2) steps for the Adam family (Ma and Yarats 2021)."""
         if self._betas and 0 < self._betas[1] < 1:

@@ -36,6 +36,11 @@ def test_a_cause_that_is_found_later_but_began_earlier_is_the_headline():
     assert tree([finding("WT106", 50, 20), finding("AC101", 60, 0)]) == [("AC101", ["WT106"])]
 
 
+def test_a_run_that_does_not_learn_is_explained_by_a_fault_that_began_meanwhile():
+    assert tree([finding("LO104", 199, 0), finding("AC101", 169, 80)]) == [("AC101", ["LO104"])]
+    assert tree([finding("LO104", 199, 0), finding("AC101", 260, 240)]) == [("LO104", []), ("AC101", [])]
+
+
 def test_information_explains_nothing_and_comes_last():
     found = [finding("AC101", 5, severity=Severity.INFO), finding("WT106", 50)]
     assert tree(found) == [("WT106", []), ("AC101", [])]

@@ -77,7 +77,8 @@ class OversizedFirstUpdate(Rule):
         over = self._facts.upstream_first(name for name, ratio in zip(names, ratios, strict=True) if ratio > warn)
         yield self.finding(
             snapshot.step,
-            f"applied step {snapshot.applied} moved the weights by {middle:.2g} of their size (median over {len(names)} matrices)",
+            f"applied step {snapshot.applied}{self._rate.stated(names)} moved the weights by {middle:.2g} of their size"
+            f" (median over {len(names)} matrices)",
             subjects=over,
             severity=Severity(severity),
             evidence={"update ratio": middle, "largest": float(ratios.max()), "matrices": len(names)},

@@ -96,7 +96,7 @@ class OversizedUpdate(Rule):
         what = f"the median over {len(names)} matrices" if spread else f"{over[int(np.argmax([ratios[names.index(name)] for name in over]))]}"
         return self.finding(
             snapshot.step,
-            f"each step moves the weights by {size:.2g} of their size ({what})",
+            f"each step{self._rate.stated(over)} moves the weights by {size:.2g} of their size ({what})",
             first_step=min(streak.first(name) for name in due),
             subjects=self._facts.upstream_first(over),
             severity=severity,
