@@ -39,6 +39,7 @@ QUIET = [
     (skips(*range(12)), 10),  # calibration at a small growth interval
     (scaler("1 x8, 0 x300", start=2.0**24), 2000),
     (skips(*range(0, 100, 5), 105, 110, 115, 120), 2000),
+    (skips(*range(0, 96, 5), 99, 105, 110, 115, 120), 2000),  # the hundredth step is calibration, too
     (skips(*range(100)), 2000),
     (skips(*range(10, 600, 11)), 10),  # one after every growth
     (skips(*range(20, 600, 21)), 20),
@@ -81,6 +82,7 @@ def test_told_again_only_after_it_was_clear():
     edge = (259, 260, 261, 262)
     assert [step for step, _ in run(RepeatedOverflow(), skips(*first, *edge))] == [70]
     assert [step for step, _ in run(RepeatedOverflow(), skips(*first, 261, 262, 263, 264, 265))] == [70, 264]
+    assert [step for step, _ in run(RepeatedOverflow(), skips(*first, 260, 261, 262, 263, 264, 265))] == [70], "two in 200 steps before each of them"
 
 
 def test_what_is_said():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.rule import Rule
-from trainvet.statistics import Facts, Schedule
+from trainvet.statistics import Facts, Schedule, Vector
 
-ACTING = ("StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "OneCycleLR", "PolynomialLR", "LinearLR")
+DECAYING = ("StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "OneCycleLR", "PolynomialLR", "LinearLR")
+DECAYING_KERAS = ("CosineDecay", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay", "PolynomialDecay")
+STAIRS = ("MultiStepLR", "PiecewiseConstantDecay")  # a last step down is no end
 
 
 @dataclasses.dataclass
@@ -20,15 +22,16 @@ class MismatchedSchedule(Rule):
     """
     ## What it checks
     The schedule is driven ahead to the end of the planned run. It warns where the run covers less than ``least`` or more than ``most`` of the
-    schedule's own length; where a decaying schedule never changes the rate; and where the rate has fallen below ``vanished`` of its peak before
-    half of the run is over.
+    schedule's own length; where a decaying schedule never changes the rate; and where the rate has fallen below ``vanished`` of its peak for good
+    before half of the run is over.
     ## Why it matters
     A schedule that is stepped per epoch but counted in steps (or the other way round) never decays, stays in its warm-up, or ends training early.
     ## What to do
     Compare the schedule's length with the number of optimizer steps: accumulation, several devices and the epoch setting all count.
     ## Known limits
-    Schedules that restart or follow a metric are not judged, nor are those whose end is not known (a function of the step) unless they vanish. Needs
-    the planned number of steps.
+    Schedules that restart or follow a metric are not judged, nor are those whose end is not known (a function of the step) unless they vanish. A
+    schedule that ends early at a constant rate above ``floor`` of its peak is taken to be meant so. Needs the planned number of steps, and a run
+    from its start.
     """
 
     code = "LR102"
@@ -44,73 +47,78 @@ class MismatchedSchedule(Rule):
     least: float = 0.5
     most: float = 1.5
     vanished: float = 1e-4
+    floor: float = 0.1
 
     def __post_init__(self) -> None:
-        self._told: set[str] = set()
+        self._judged: set[str] = set()
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
-        """Judge every simulated schedule once."""
-        fresh = [schedule for schedule in facts.schedules if schedule.group not in self._told]
-        found: dict[str, list[Schedule]] = {}
-        for schedule in fresh:
-            what = self._fault(schedule)
-            if what:
-                found.setdefault(what, []).append(schedule)
-                self._told.add(schedule.group)
-        for what, schedules in found.items():
-            first = schedules[0]
-            steps = len(first.curve)
-            evidence: dict[str, float | int | str] = {
-                "planned steps": steps,
-                "first rate": float(first.curve[0]),
-                "peak": float(np.nanmax(first.curve)),
-                "last rate": float(first.curve[-1]),
-                "interval": first.interval,
+        """Judge each group's schedule once, when it is first seen; groups with the same fault share a finding."""
+        found: dict[tuple[str, bool], list[Schedule]] = {}
+        for schedule in facts.schedules if not facts.resumed else ():
+            if schedule.group not in self._judged and len(schedule.curve) > 1 and not (schedule.reactive or schedule.restarts):
+                self._judged.add(schedule.group)
+                for fault in self._faults(schedule, schedule.curve):
+                    found.setdefault(fault, []).append(schedule)
+        for (what, short), schedules in found.items():
+            first, groups = schedules[0], [schedule.group for schedule in schedules]
+            rates = {
+                "first rate": first.curve[0],
+                "peak": first.curve.max(),
+                "half-way": first.curve[len(first.curve) // 2],
+                "last rate": first.curve[-1],
             }
-            if first.horizon is not None:
-                evidence["schedule's length"] = first.horizon
+            length = {} if first.horizon is None else {"schedule's length": float(first.horizon)}
             yield self.finding(
                 0,
                 what,
-                subjects=[schedule.group for schedule in schedules],
-                where=f"learning-rate schedule {first.type} of {', '.join(schedule.group for schedule in schedules)}",
-                evidence=evidence,
-                threshold=f"{self.least:.0%} to {self.most:.0%} of the schedule's length",
-                fixes=(*self._advice(first, steps), *self.fixes),
+                subjects=groups,
+                where=f"learning-rate schedule {first.type} of {', '.join(groups)}",
+                evidence={"optimizer steps": len(first.curve), "stepped per": first.interval}
+                | length
+                | {key: float(rate) for key, rate in rates.items()},
+                threshold=f"{self.least:.0%} to {self.most:.0%} of the schedule's length, {self.vanished:g} of the peak half-way",
+                fixes=(*advice(first, short), *self.fixes),
             )
 
-    def _fault(self, schedule: Schedule) -> str:
-        steps = len(schedule.curve)
-        if schedule.reactive or schedule.restarts or steps < 2:
-            return ""
-        peak = float(np.nanmax(schedule.curve))
-        if schedule.horizon is not None:
-            share = steps / max(schedule.horizon, 1e-9)
-            if share < self.least:
-                return f"the run ends after {steps} optimizer steps, {share:.2g} of the {schedule.horizon:.0f} that {schedule.type} is made for"
-            if share > self.most:
-                return f"{schedule.type} is through after {schedule.horizon:.0f} of {steps} optimizer steps"
-        if schedule.type in ACTING and bool(np.ptp(schedule.curve) <= 1e-12 * peak):
-            return f"{schedule.type} never changes the learning rate within the {steps} optimizer steps of the run"
-        half = float(schedule.curve[steps // 2])
-        if not half >= self.vanished * peak:
-            through = int(np.argmax(schedule.curve < self.vanished * peak))
-            return f"{schedule.type} is through at step {through} of {steps}: the learning rate is down to {half:.1g} (peak {peak:.2g}) half-way"
-        return ""
+    def _faults(self, schedule: Schedule, curve: Vector) -> Iterator[tuple[str, bool]]:
+        """What is wrong and whether the run is too short for the schedule; at most one thing."""
+        kind, steps, peak = schedule.type, len(curve), float(curve.max())
+        if not (np.isfinite(curve).all() and peak > 0):
+            return  # the rates themselves are LR101's
+        length = np.inf if schedule.horizon is None or kind in STAIRS else max(float(schedule.horizon), 1.0)
+        last = int(np.flatnonzero(curve >= self.vanished * peak)[-1])
+        if np.isfinite(length) and steps < self.least * length:
+            yield f"the run ends after {steps} optimizer steps, {steps / length:.2g} of the {length:.0f} that {kind} is made for", True
+        elif kind in DECAYING + DECAYING_KERAS and float(np.ptp(curve)) <= 1e-12 * peak:
+            yield f"the schedule {kind} never changes the learning rate within the {steps} optimizer steps of the run", True
+        elif steps > self.most * length and not self._rests(curve[int(length) :], peak):
+            yield f"the schedule {kind} is through after {length:.0f} of {steps} optimizer steps", False
+        elif last + 1 < steps / 2:
+            yield (
+                f"the schedule {kind} has taken the learning rate below {self.vanished:g} of its peak after {last + 1} of {steps} optimizer steps",
+                False,
+            )
 
-    @staticmethod
-    def _advice(schedule: Schedule, steps: int) -> tuple[str, ...]:
-        slow = schedule.horizon is None or steps < schedule.horizon
-        vanishes = float(schedule.curve[steps // 2]) < 0.1 * float(np.nanmax(schedule.curve))
-        other = "step" if slow and not vanishes else "epoch"
-        if schedule.interval != other:
-            return (f"step the schedule once per {other}: it is stepped per {schedule.interval} now", f"or make it {steps} optimizer steps long")
-        return (f"make the schedule {steps} optimizer steps long",)
+    def _rests(self, rest: Vector, peak: float) -> bool:
+        return bool(rest.min() > self.floor * peak and np.ptp(rest) <= 1e-9 * peak)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which groups were told."""
-        return {"told": sorted(self._told)}
+        """Which groups were judged."""
+        return {"judged": sorted(self._judged)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
-        self._told = set(state["told"])
+        self._judged = set(state["judged"])
+
+
+def advice(schedule: Schedule, short: bool) -> tuple[str, ...]:
+    """How schedule and run can be made to fit."""
+    steps, wrong = len(schedule.curve), "epoch" if short else "step"
+    length = f"make it {steps} optimizer steps long" + (f" (now {schedule.horizon:.0f})" if schedule.horizon is not None else "")
+    if schedule.interval != wrong:
+        return (length,)
+    return (
+        f"step the schedule after every {'optimizer step' if short else 'epoch'}: it is stepped after every {schedule.interval} now",
+        f"or {length}",
+    )
