@@ -1,0 +1,189 @@
+"""The callback for Keras 3: ``model.fit(x, y, callbacks=[Diagnostics()])``, without a training loop of one's own."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from trainvet.callbacks.diagnostics import Watching
+from trainvet.callbacks.session import Session, guarded, switched_off
+from trainvet.integrations.keras.facts import hyper_parameters
+from trainvet.integrations.keras.probe import Fit, Probe
+
+# the trainvet callbacks of the fit that is about to begin, by model: Keras tells a callback of the model, not of its neighbours
+_together: weakref.WeakKeyDictionary[Any, list[Diagnostics]] = weakref.WeakKeyDictionary()
+
+
+class Diagnostics(Watching, keras.callbacks.Callback):
+    """Watches a training run: ``model.fit(..., callbacks=[Diagnostics()])``. The arguments are those of :class:`Watching`.
+
+    Steps are batches. Several fits with one object continue its count. On TensorFlow; with other backends the report says that nothing is observed.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        keras.callbacks.Callback.__init__(self)
+        Watching.__init__(self, *args, **kwargs)
+        self._probe: Probe | None = None
+        self._owner = False
+        self._begun = False
+        self._spent = 0.0
+
+    # ---- start and end
+
+    def set_model(self, model: Any) -> None:
+        """Keras builds its list of callbacks: note which of ours are in it."""
+        super().set_model(model)
+        if self._session is None or not self._session.alive:  # not the evaluation within a fit
+            mine = _together.setdefault(model, [])
+            if self in mine:
+                mine.clear()
+            mine.append(self)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The first of our callbacks builds monitor and sinks for all of them."""
+        mine = _together.pop(self.model, [])
+        if switched_off() or not mine or mine[0] is not self:
+            return
+        options, selection = copy.copy(self._options), copy.deepcopy(self._selection)
+        for callback in mine[1:]:
+            options.merge(callback._options)
+            selection.merge(copy.deepcopy(callback._selection))
+        self._companions = _companions()
+        model = self.model
+        session = Session(
+            options,
+            selection,
+            default_dir=lambda: _logger_dir(self._companions),
+            hyper_parameters={**hyper_parameters(model), **{key: value for key, value in (self.params or {}).items() if value is not None}},
+            stop=lambda: setattr(model, "stop_training", True),
+        )
+        before = self._session
+        for callback in mine:
+            callback._session, callback._owner, callback._probe = session, callback is self, None
+        self._begun, self._spent = False, 0.0
+        if before is not None and before.monitor.step:
+            session.monitor.load_state_dict(before.monitor.state_dict())
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Judge what is still on its way, and tell."""
+        if self._owner and self._session is not None:
+            self._drain()
+            self._session.end()
+
+    @guarded
+    def _drain(self) -> None:
+        if self._probe is not None and self._session is not None:
+            self._session.observe(self._probe.poll(drain=True))
+
+    # ---- epochs and batches
+
+    @guarded
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The metrics were reset; at the first epoch the run begins."""
+        session = self._session
+        if not self._owner or session is None:
+            return
+        if not self._begun:
+            self._begun = True
+            self._start(session, epoch)
+        if self._probe is not None:
+            self._probe.begin_epoch(epoch)
+
+    def _start(self, session: Session, epoch: int) -> None:
+        monitor, params = session.monitor, self.params or {}
+        aborts = monitor.abort_on.level is not None or "NF101" in monitor.abort_on.codes
+        self._probe = Probe(
+            self.model,
+            monitor,
+            Fit(params.get("epochs"), params.get("steps"), epoch, self._companions),
+            latched=aborts,
+            allowed=session.options.skip_bad_updates,
+            step=monitor.step,
+            applied=monitor.applied,
+            after=self._judge,
+            lost=session.abort,
+            failed=session.fail,
+        )
+        session.begin(self._probe, monitor.step)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Put our step in front of the user's, for one call."""
+        probe = self._probe
+        if probe is not None and self._session is not None and self._session.alive:
+            probe.arm()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """A validation follows the epoch's last batch and will reset the metrics."""
+        self._close_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The epoch's last batch is over."""
+        self._close_epoch()
+
+    @guarded
+    def _close_epoch(self) -> None:
+        if self._owner and self._probe is not None:
+            self._probe.end_epoch()
+
+    def _judge(self) -> None:
+        if self._session is not None and self._probe is not None:
+            spent = self._probe.stepper.own_seconds
+            self._session.monitor.own_seconds += spent - self._spent
+            self._spent = spent
+            self._session.observe(self._probe.poll())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing that is alive travels in a copy or pickle."""
+        return {**super().__getstate__(), "_probe": None, "_owner": False, "_model": None, "_companions": ()}
+
+
+def _companions() -> tuple[Any, ...]:
+    """The other callbacks of this fit. Keras does not hand them over; the list is the caller of ``on_train_begin``."""
+    caller = sys._getframe(2).f_locals.get("self")
+    return tuple(getattr(caller, "callbacks", ())) if isinstance(caller, keras.callbacks.CallbackList) else ()
+
+
+def _logger_dir(companions: tuple[Any, ...]) -> Path | None:
+    boards = [other for other in companions if isinstance(other, keras.callbacks.TensorBoard)]
+    return Path(str(boards[0].log_dir)) if boards else None
+
+
+class LearningRateSanity(Diagnostics):
+    """The learning-rate rules only."""
+
+    focus = ("LR",)
+
+
+class LossScaleMonitor(Diagnostics):
+    """The loss-scale rules only."""
+
+    focus = ("LS", "NF102")
+
+
+class GradientWatch(Diagnostics):
+    """Gradients and non-finite values."""
+
+    focus = ("GR", "NF")
+
+
+class WeightWatch(Diagnostics):
+    """Weights and their updates."""
+
+    focus = ("WT",)
+
+
+class ActivationWatch(Diagnostics):
+    """Activations: dead and saturated units."""
+
+    focus = ("AC",)
+
+
+class DataWatch(Diagnostics):
+    """Inputs and labels."""
+
+    focus = ("IN",)

@@ -1,0 +1,271 @@
+"""Reduces what a look has kept to one packed vector, at the end of the step on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainvet.integrations.keras import kernels
+from trainvet.integrations.keras.facts import running_means
+from trainvet.integrations.keras.layout import Layout, needed
+from trainvet.integrations.keras.look import Applied, Look
+from trainvet.integrations.keras.plan import RELU, function_of, unit_axis
+from trainvet.integrations.keras.tap import fused, tap
+from trainvet.statistics import Subject
+
+Row = dict[str, Any]
+
+
+class Reduction:
+    """``layout`` says what stands where in the vector that :meth:`pack` returns."""
+
+    def __init__(self, look: Look) -> None:
+        self.look = look
+        self.layout = Layout()
+        self._numbers: dict[str, Row] = {"optimizer": {}, "loss": {}, "run": {}}
+
+    def pack(self, data: Any) -> Any:
+        """A float32 vector of everything wanted; ``data`` is the batch as ``train_step`` was given it."""
+        for part in (
+            self._applied,
+            self._gradients,
+            self._weights,
+            self._updates,
+            self._buffers,
+            self._activations,
+            lambda: self._data(data),
+            self._losses,
+        ):
+            self.look.safely(part)
+        for target, cells in self._numbers.items():
+            self.layout.add(target, "value", cells, kernels.stack)
+        if not self.layout.tensors:
+            self.layout.add("run", "value", {"nothing": tf.zeros(())}, kernels.stack)
+        return tf.concat([kernels.wide(tensor) for tensor in self.layout.tensors], 0)
+
+    def _put(self, target: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        for raw in sorted({raw for row in rows.values() for raw in row}):
+            self.layout.add(target, raw, {name: row[raw] for name, row in rows.items() if raw in row}, kernels.stack)
+
+    # ---- parameters
+
+    def _applied(self) -> None:
+        run = self._numbers["run"]
+        for applied in self.look.applied:
+            if applied.scale is not None:
+                run["scale"] = applied.scale
+            if applied.rate is not None:
+                self._numbers["optimizer"][applied.optimizer] = applied.rate
+            run[f"iterations:{applied.optimizer}"] = kernels.wide(applied.iterations[0])
+            if len(applied.iterations) > 1:
+                run["advanced"] = kernels.wide(applied.iterations[1] - applied.iterations[0])
+
+    def _gradients(self) -> None:
+        if not any(key.startswith("gradient.") or key == "run.gradient_norm" for key in self.look.want):
+            return
+        raw = needed(self.look.want, "gradient") | {"square"}
+        rows: dict[str, Row] = {}
+        dense: dict[str, Any] = {}
+        axes: dict[str, int] = {}
+        for applied in self.look.applied:
+            for name in applied.gradients:
+                numel = _numel(applied.variables[name])
+                self.layout.counts["gradient", name] = numel
+                gradient = _unscaled(applied, name)
+                if gradient is None:
+                    rows[name] = {"present": tf.zeros(())}
+                elif isinstance(gradient, tf.IndexedSlices):
+                    rows[name], dense[name] = kernels.reduce_rows(gradient, numel, raw)
+                    rows[name]["present"] = tf.ones(())
+                else:
+                    dense[name] = gradient
+                    rows[name] = {**kernels.reduce(gradient, raw), "present": tf.ones(())}
+                    axes[name] = len(gradient.shape) - 1
+        for name, extra in kernels.examine(dense, {name: rows[name]["square"] for name in dense}).items():
+            rows[name] |= extra
+        if "identical" in raw:
+            for name, mark in kernels.identical({name: dense[name] for name in axes}, axes).items():
+                rows[name]["identical"] = mark * tf.cast(tf.greater(rows[name]["square"], 0.0), tf.float32)
+        self._put("gradient", rows)
+
+    def _weights(self) -> None:
+        raw = needed(self.look.want, "weight")
+        if not raw:
+            return
+        variables = {name: variable for applied in self.look.applied for name, variable in applied.variables.items()}
+        values = {name: kernels.wide(tf.convert_to_tensor(variable)) for name, variable in variables.items()}
+        rows = {name: kernels.reduce(value, raw | {"square"}) for name, value in values.items()}
+        for name, extra in kernels.examine(values, {name: row["square"] for name, row in rows.items()}).items():
+            rows[name] |= extra
+        if "identical" in raw:
+            axes = {name: 0 if self._is_table(name) else len(value.shape) - 1 for name, value in values.items()}
+            for name, mark in kernels.identical(values, axes).items():
+                rows[name]["identical"] = mark
+        self.layout.counts |= {("weight", name): _numel(variable) for name, variable in variables.items()}
+        self._put("weight", rows)
+
+    def _is_table(self, name: str) -> bool:
+        """An embedding has a row per unit, all other kernels a column."""
+        plan = self.look.plan
+        home = plan.home.get(id(plan.parameters.get(name)))
+        return home is not None and isinstance(home.layer, keras.layers.Embedding)
+
+    def _updates(self) -> None:
+        rows: dict[str, Row] = {}
+        for applied in self.look.applied:
+            for name, row in applied.updates.items():
+                rows[name] = row
+                if "count" not in row:
+                    self.layout.counts["update", name] = float(min(_numel(applied.variables[name]), kernels.SKETCH))
+        self._put("update", rows)
+
+    def _buffers(self) -> None:
+        raw = needed(self.look.want, "buffer")
+        if raw:
+            buffers = self.look.plan.buffers
+            self.layout.counts |= {("buffer", name): _numel(variable) for name, variable in buffers.items()}
+            self._put("buffer", {name: kernels.reduce(kernels.wide(tf.convert_to_tensor(variable)), raw) for name, variable in buffers.items()})
+
+    # ---- activations
+
+    def _activations(self) -> None:
+        raw = needed(self.look.want, "activation")
+        rows: dict[str, Row] = {}
+        units: dict[str, Any] = {}
+        # an output that is about to be fused with what follows must not be read at all; decided before any reader of ours exists
+        shown = [item for item in self.look.shown if not fused(item.tensor)]
+        for item in shown:
+            place, tensor = item.place, kernels.wide(tap(item.tensor))
+            function, rank = function_of(place.layer), int(item.tensor.shape.rank)
+            row = _activation(tensor, raw, function, item.mask)
+            axis = unit_axis(place.layer, rank)
+            if "units" in raw and function in RELU and rank >= 2 and tensor.shape[axis] is not None:
+                high = _highest(tensor, axis, item.mask)
+                units[place.name] = tf.maximum(units[place.name], high) if place.name in units else high
+                row["positions"] = _positions(tensor, axis, item.mask)
+            rows[place.name] = _merge(rows[place.name], row) if place.name in rows else row
+            self.layout.subjects["activation", place.name] = self.look.plan.activation(place.name, tensor.shape.as_list(), item.tensor.dtype.name)
+        self._put("activation", rows)
+        for name, high in units.items():
+            self.layout.add_vector("activation", "units", name, high, int(high.shape[0]))
+
+    # ---- data and loss
+
+    def _data(self, data: Any) -> None:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        calls = self.look.calls
+        for target, value in (("input", x), ("label", calls[0].labels if calls else y)):
+            raw = needed(self.look.want, target)
+            rows: dict[str, Row] = {}
+            for name, tensor in _named(value, target).items():
+                if not isinstance(tensor, tf.Tensor) or not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+                    continue
+                shape = tuple(int(size or 0) for size in tensor.shape.as_list()) if tensor.shape.rank is not None else ()
+                self.layout.subjects[target, name] = Subject(name, target, shape=shape, dtype=tensor.dtype.name, trainable=False)
+                numbers = kernels.wide(tensor)
+                nan, inf = kernels.counts(numbers) if tensor.dtype.is_floating else (tf.zeros(()), tf.zeros(()))
+                samples = tf.shape(tensor)[0] if tensor.shape.rank else tf.constant(1)
+                rows[name] = {
+                    **kernels.reduce(numbers, raw),
+                    "nan": nan,
+                    "inf": inf,
+                    "count": kernels.wide(tf.size(numbers)),
+                    "samples": kernels.wide(samples),
+                }
+            if raw:
+                self._put(target, rows)
+        first = next((leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank), None)
+        if first is not None:
+            self._numbers["run"]["batch"] = kernels.wide(tf.shape(first)[0])
+
+    def _losses(self) -> None:
+        for index, call in enumerate(self.look.calls):
+            value = tap(tf.convert_to_tensor(call.value))
+            self._numbers["loss"]["loss" if index == 0 else f"loss#{index}"] = tf.reduce_mean(kernels.wide(value))
+        for name, metric in running_means(self.look.plan.model).items():
+            self._numbers["run"][f"count:{name}"] = kernels.wide(tf.convert_to_tensor(metric.count))
+
+
+def _unscaled(applied: Applied, name: str) -> Any:
+    """The gradient of the update in float32: without the loss scale, averaged with what earlier batches had accumulated."""
+    gradient = applied.gradients[name]
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = kernels.wide(tap(gradient.values))
+        values = values if applied.scale is None else values / applied.scale
+        gradient = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient if name not in applied.held else (tf.convert_to_tensor(gradient) + applied.held[name]) / applied.batches
+    gradient = kernels.wide(tap(gradient))
+    gradient = gradient if applied.scale is None else gradient / applied.scale
+    return gradient if name not in applied.held else (gradient + applied.held[name]) / applied.batches
+
+
+def _activation(tensor: Any, raw: frozenset[str], function: str, mask: Any) -> Row:
+    row = kernels.reduce(tensor, raw - {"nonzero"})
+    row["count"] = kernels.wide(tf.size(tensor))
+    if "nan" in raw or "inf" in raw:
+        row["nan"], row["inf"] = kernels.counts(tensor)
+    weight = None if mask is None else tf.cast(mask, tf.float32)[..., None]
+    if "nonzero" in raw:
+        row["nonzero"] = _counted(tf.not_equal(tensor, 0.0), weight)
+    if "saturated" in raw and function in kernels.SATURATED:
+        low, high = kernels.SATURATED[function]
+        row["saturated"] = _counted(tf.logical_or(tf.less(tensor, low), tf.greater(tensor, high)), weight)
+    if weight is not None:
+        row["valid"] = tf.reduce_sum(weight) * float(tensor.shape[-1])
+    return row
+
+
+def _highest(tensor: Any, axis: int, mask: Any) -> Any:
+    """The maximum of each unit [units] over everything that is not masked."""
+    seen = tensor if mask is None else tf.where(mask[..., None], tensor, tf.fill(tf.shape(tensor), -float("inf")))
+    return tf.reduce_max(seen, axis=[other for other in range(int(tensor.shape.rank)) if other != axis])
+
+
+def _positions(tensor: Any, axis: int, mask: Any) -> Any:
+    if mask is not None:
+        return tf.reduce_sum(tf.cast(mask, tf.float32))
+    return kernels.wide(tf.size(tensor)) / float(tensor.shape[axis])
+
+
+def _counted(condition: Any, weight: Any) -> Any:
+    ones = tf.cast(condition, tf.float32)
+    return tf.reduce_sum(ones if weight is None else ones * weight)
+
+
+def _merge(first: Row, second: Row) -> Row:
+    """Two calls of one layer."""
+    joined = dict(first)
+    for raw, value in second.items():
+        known = joined.get(raw)
+        if known is None:
+            joined[raw] = value
+        elif raw == "min":
+            joined[raw] = tf.minimum(known, value)
+        elif raw in ("max", "variance"):
+            joined[raw] = tf.maximum(known, value)
+        else:
+            joined[raw] = known + value
+    return joined
+
+
+def _named(value: Any, target: str) -> dict[str, Any]:
+    """The tensors of a nested structure: "input" for a single one, its keys for a dictionary, else "input.0", "input.1", …"""
+    flat = [(path, leaf) for path, leaf in (keras.tree.flatten_with_path(value) if value is not None else []) if leaf is not None]
+    names: dict[str, Any] = {}
+    for index, (path, leaf) in enumerate(flat):
+        keys = ".".join(str(part) for part in path if not isinstance(part, int))
+        name = f"{target}.{keys}" if keys else target if len(flat) == 1 else f"{target}.{index}"
+        names[name if name not in names else f"{name}#{index}"] = leaf
+    return names
+
+
+def _numel(variable: Any) -> float:
+    count = 1.0
+    for size in variable.shape:
+        count *= int(size)
+    return count
