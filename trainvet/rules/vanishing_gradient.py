@@ -1,4 +1,4 @@
-"""GR102: gradients too small for the optimizer to use."""
+"""GR102: gradients too small for the optimizer to use, or fading towards the input."""
 
 from __future__ import annotations
 
@@ -7,149 +7,159 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from trainvet.finding import Finding, Severity
 from trainvet.learning_rate import LearningRate
 from trainvet.matrices import median
-from trainvet.rule import Rows, Rule, Streak
-from trainvet.statistics import Facts, Snapshot, Vector
+from trainvet.rolling import Rollings
+from trainvet.rule import PerSubject, Rows, Rule, Streak
+from trainvet.statistics import Facts, Optimizer, Snapshot, Vector
 
 
 @dataclasses.dataclass
 class VanishingGradient(Rule):
     """
     ## What it checks
-    On ``patience`` samples in a row, from step ``after`` on, over matrices with a gradient that is not exactly zero. SGD: lr/(1-momentum)·RMS(g)/RMS(w)
-    below ``ulp`` (half a unit in the last place of float32). Adam and its kin: RMS(g) below ``epsilons`` times epsilon in more than ``share`` of
-    the matrices. Any optimizer: the median RMS(g) of the first quarter of the matrices below ``decay`` times that of the last quarter. Error where
-    half of the matrices or more are concerned.
+    On ``patience`` samples in a row after step 10, for each optimizer. Rounding (SGD): learning rate/(1-momentum) · RMS(gradient)/RMS(weight) of a
+    matrix below ``ulp``, at 10 % of the peak rate at least. Epsilon (Adam): RMS(gradient) below 10 ε in more than ``share`` of the matrices. Depth:
+    the median RMS in the first quarter of at least 4 matrices below ``fading`` of that in the last. Error where half of the matrices are concerned.
     ## Why it matters
-    The layers near the input stand still while those near the output learn: the curve falls a little and then rests.
+    The layers nearest the input stay as they were initialised, whatever the loss does.
     ## What to do
-    ReLU or GELU in place of sigmoid and tanh stacks, He or Glorot initialisation, residual connections, normalisation; with Adam a smaller epsilon.
+    ReLU or GELU in place of sigmoid or tanh, with their initialisation; residual paths or normalisation; for tiny gradients a smaller ε.
     ## Known limits
-    Silent once the loss is below 1 % of its start (a fitted model has no gradient), while the rate rises or is below 10 % of its peak (SGD), for
-    embeddings, and with fewer than 4 matrices (decay). Gradients of exactly zero are GR104's. Smallest healthy decay measured: 0.024.
+    Absolute limits say little, hence these relative ones (smallest healthy ratio over depth: 0.024). Embeddings and gradients of exactly 0 (GR104) do
+    not count, nor gradients that have faded evenly over all matrices from a healthy start, nor a loss below 1 % of its start: that is convergence.
     """
 
     code = "GR102"
-    reads: ClassVar[frozenset[str]] = frozenset({"gradient.rms", "weight.rms", "optimizer.learning_rate", "loss.value"})
-    causes = ("a deep stack of sigmoid or tanh layers", "initial weights too small", "a layer in between that is dead or saturated")
-    fixes = ("use ReLU or GELU with He initialisation, or add residual connections or normalisation between the layers",)
+    reads: ClassVar[frozenset[str]] = frozenset(
+        {"gradient.rms", "gradient.abs_max", "gradient.present", "weight.rms", "optimizer.learning_rate", "loss.value"}
+    )
+    causes = (
+        "sigmoid or tanh layers in a stack",
+        "weights initialised too small",
+        "no residual path or normalisation",
+        "a loss multiplied by a tiny factor",
+    )
+    fixes = ("use ReLU or GELU with He or Glorot initialisation", "add residual paths or normalisation layers")
 
     ulp: float = 6e-8
     epsilons: float = 10.0
     share: float = 0.25
-    decay: float = 1e-3
+    fading: float = 1e-3
     patience: int = 5
     after: int = 10
-    converged: float = 0.01
 
     def __post_init__(self) -> None:
         self._facts = Facts()
-        self._rows, self._rate, self._streak = Rows(), LearningRate(), Streak(self.patience)
-        self._family: dict[str, tuple[str, float, float]] = {}
-        self._start: list[float] = []
-        self._loss = np.nan
+        self._rate = LearningRate()
+        self._loss = Rollings(10, start=0.0)
+        self._early = PerSubject(rms=-1.0)
+        self._streak = Streak(self.patience)
+        self._parts: list[tuple[Optimizer, Rows]] = []
         self._samples = 0
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
-        """Which matrices count, in forward order, and what their optimizer can use."""
+        """Which matrices each optimizer holds."""
         self._facts = facts
         self._rate.begin(facts)
-        self._family = {name: (o.family, o.epsilon, o.momentum) for o in facts.optimizers for name in o.parameters}
-        matrices = [name for name, subject in facts.parameters.items() if subject.is_matrix and subject.role != "embedding" and name in self._family]
-        self._rows.choose(matrices)
+        self._parts = []
+        for optimizer in facts.optimizers:
+            rows, plan = Rows(), facts.parameters
+            held = (plan[name] for name in optimizer.parameters if name in plan)
+            rows.choose(item.name for item in held if item.is_matrix and not item.tied_to and item.role != "embedding")
+            self._parts.append((optimizer, rows))
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
-        """Judge a sample; series only move the loss and the rate."""
+        """Judge a sample; those of the first 10 applied steps tell what the gradients were like at the start."""
         self._rate.follow(snapshot)
-        for track in snapshot.tracks("loss.value").values():
-            self._start += track.values[: max(0, 10 - len(self._start))].tolist()
-            self._loss = float(np.median(track.values[-20:]))
+        for _, rows, fresh in self._loss.add(snapshot, "loss.value"):
+            if rows.count - fresh < 10 <= rows.count:
+                rows.kept["start"] = median(rows.values[:10])
         column = snapshot.column("gradient.rms")
-        if column is None or snapshot.step < self.after or not self._rows.find(column[0]) or self._fitted():
-            return
-        names, gradient = self._rows.names, self._rows.values(snapshot, "gradient.rms")
-        weight = self._rows.values(snapshot, "weight.rms")
-        alive = gradient > 0
-        if not alive.any():
+        for optimizer, chosen in self._parts if column is not None else ():
+            if column is not None and chosen.find(column[0]):
+                yield from self._judge(snapshot, optimizer, chosen)
+
+    def _judge(self, snapshot: Snapshot, optimizer: Optimizer, chosen: Rows) -> Iterable[Finding]:
+        names, rms = chosen.names, chosen.values(snapshot, "gradient.rms")
+        own = self._early.rows(names)
+        fresh = (self._early["rms"][own] < 0) | (snapshot.applied <= self.after)
+        self._early["rms"][own] = np.where(fresh, np.fmax(self._early["rms"][own], rms), self._early["rms"][own])
+        if snapshot.applied <= self.after:
             return
         self._samples += 1
-        yield from self._below_ulp(snapshot.step, names, gradient, weight, alive)
-        yield from self._below_epsilon(snapshot.step, names, gradient, alive)
-        yield from self._decaying(snapshot.step, names, gradient, alive)
-
-    def _below_ulp(self, step: int, names: tuple[str, ...], gradient: Vector, weight: Vector, alive: Any) -> Iterable[Finding]:
-        rate = self._rate.of(names)
-        momentum = np.array([self._family[name][2] if self._family[name][0] == "sgd" else np.nan for name in names])
+        alive = (rms >= 0) & ~(chosen.values(snapshot, "gradient.abs_max") == 0) & ~(chosen.values(snapshot, "gradient.present") == 0)
+        early = np.full(len(names), np.inf) if self._facts.resumed else self._early["rms"][own]
+        rate = self._rate.of(names) / max(1 - optimizer.momentum, 1e-3)
+        weight, settled = chosen.values(snapshot, "weight.rms"), self._rate.settled(names, 0.1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            moved = rate / (1 - momentum) * gradient / weight
-        still = alive & (moved < self.ulp) & self._rate.settled(names, 0.1)
-        due = self._streak.update(names, still, step)
-        if due:
-            smallest = float(np.min(moved[due]))
-            what = f"steps of SGD move these weights by less than float32 can hold ({smallest:.1g} of their size)"
-            yield self._tell(step, what, [names[row] for row in due], still, {"step over weight": smallest}, f"{self.ulp:g}", [])
-
-    def _below_epsilon(self, step: int, names: tuple[str, ...], gradient: Vector, alive: Any) -> Iterable[Finding]:
-        epsilon = np.array([self._family[name][1] if self._family[name][0] == "adam" else 0.0 for name in names])
-        small = alive & (gradient < self.epsilons * epsilon)
-        held = bool(small.sum() > self.share * max(1, int((epsilon > 0).sum())))
-        if self._streak.update(("epsilon",), np.array([held]), step):
-            chosen = [name for name, flag in zip(names, small, strict=True) if flag]
-            size = median(gradient[small])
-            what = f"gradients of about {size:.1g} vanish beside Adam's epsilon of {float(epsilon[small].max()):g}"
-            fix = [f"lower epsilon to {size / 100:.0e}"]
-            yield self._tell(step, what, chosen, small, {"gradient rms": size, "epsilon": float(epsilon.max())}, f"{self.epsilons:g} epsilon", fix)
-
-    def _decaying(self, step: int, names: tuple[str, ...], gradient: Vector, alive: Any) -> Iterable[Finding]:
-        parameters = self._facts.parameters
-        known = [row for row in np.flatnonzero(alive) if parameters[names[row]].depth >= 0]
-        held, ratio, first = False, np.nan, []
-        if len(known) >= 4:
-            known.sort(key=lambda row: parameters[names[row]].depth)
-            quarter = max(1, len(known) // 4)
-            first = known[:quarter]
-            ratio = median(gradient[first]) / median(gradient[known[-quarter:]])
-            held = bool(ratio < self.decay)
-        if self._streak.update(("decay",), np.array([held]), step):
-            small = gradient < self.decay * median(gradient[known[-quarter:]])
-            what = f"the gradient shrinks to {ratio:.1g} of its size on the way from the last layers to the first"
-            chosen = [names[row] for row in known if small[row]]
-            yield self._tell(step, what, chosen, small & alive, {"first over last quarter": ratio}, f"{self.decay:g}", [])
-
-    def _tell(self, step: int, what: str, chosen: list[str], small: Any, evidence: dict[str, Any], limit: str, fixes: list[str]) -> Finding:
-        first = min((self._streak.first(name) for name in (*chosen, "epsilon", "decay") if self._streak.first(name) >= 0), default=step)
-        severity = Severity.ERROR if small.sum() >= 0.5 * len(small) else Severity.WARNING
-        evidence |= {"matrices": int(small.sum()), "of": len(small)}
-        subjects = self._facts.upstream_first(chosen)
-        return self.finding(
-            step,
-            what,
-            first_step=min(first, step),
-            subjects=subjects,
-            severity=severity,
-            evidence=evidence,
-            threshold=limit,
-            fixes=(*fixes, *self.fixes),
+            rounding = np.where(settled & (weight > 0), self.ulp * weight / rate, 0.0)
+        sgd, adam = optimizer.family == "sgd", optimizer.family == "adam"
+        tiny = _tiny(rms, rounding, early, self.fading, alive) & sgd
+        under = _tiny(rms, np.full(len(names), self.epsilons * optimizer.epsilon), early, self.fading, alive) & adam
+        faded, first, last = self._faded(names, rms, alive)
+        found = (tiny, under, faded)
+        holds = np.array([tiny.any(), under.sum() > self.share * alive.sum(), faded.any()]) & (not self._converged())
+        kinds = tuple(f"{optimizer.name} {kind}" for kind in ("rounding", "epsilon", "depth"))
+        due = self._streak.update(kinds, holds, snapshot.step, clear=~holds & np.array([True, not under.any(), not first < 2 * self.fading * last]))
+        if not due:
+            return
+        concerned = np.logical_or.reduce([found[place] for place in due])
+        lines = (
+            f"learning rate times gradient is lost in rounding in {int(tiny.sum())} of {len(names)} matrices",
+            f"the gradient is below {self.epsilons:g} times Adam's epsilon in {int(under.sum())} of {len(names)} matrices",
+            f"the gradient fades from {last:.1g} in the last matrices to {first:.1g} in the first",
+        )
+        smallest = float(rms[concerned].min())
+        epsilon = (f"set Adam's epsilon to about {smallest / 10:.0e} (now {optimizer.epsilon:g})",) if adam and 1 in due else ()
+        yield self.finding(
+            snapshot.step,
+            "; ".join(lines[place] for place in due),
+            first_step=min(self._streak.first(kinds[place]) for place in due),
+            subjects=self._facts.upstream_first(name for name, one in zip(names, concerned, strict=True) if one),
+            severity=Severity.ERROR if 2 * concerned.sum() >= len(names) else Severity.WARNING,
+            evidence={"smallest": smallest, "largest": float(rms[alive].max()), "matrices": int(concerned.sum())},
+            threshold=(f"{self.ulp:g} of the weight", f"{self.epsilons:g} times epsilon", f"{self.fading:g} of the last quarter")[due[0]],
+            fixes=(*epsilon, *self.fixes),
         )
 
-    def _fitted(self) -> bool:
-        return len(self._start) >= 10 and bool(abs(self._loss) < self.converged * abs(float(np.median(self._start))))
+    def _faded(self, names: tuple[str, ...], rms: Vector, alive: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], float, float]:
+        """Matrices far below the last quarter where the first quarter is; the medians of the two, (0, 0) where they are not known."""
+        depth = np.array([self._facts.parameters[name].depth for name in names])
+        order = [int(row) for row in np.argsort(depth, kind="stable") if alive[row] and depth[row] >= 0]
+        quarter = len(order) // 4
+        if not quarter:
+            return np.zeros(len(names), dtype=bool), 0.0, 0.0
+        first, last = median(rms[order[:quarter]]), median(rms[order[-quarter:]])
+        return alive & (rms < self.fading * last) & (first < self.fading * last), first, last
+
+    def _converged(self) -> bool:
+        now = [(rows.kept["start"], median(rows.values[-10:])) for rows in self._loss.all() if rows.count >= 10]
+        return bool(now) and all(0 < level < 0.01 * start for start, level in now)
 
     def missing(self) -> str:
         """How many samples there were."""
         return "" if self._samples >= self.patience else f"{self._samples} of {self.patience} samples after step {self.after}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Streaks, rates and the loss."""
-        state = {"streak": self._streak.state_dict(), "rate": self._rate.state_dict(), "start": list(self._start)}
-        return {**state, "loss": str(self._loss), "samples": self._samples}
+        """The running streaks and the gradients at the start."""
+        state = {"early": self._early.state_dict(), "streak": self._streak.state_dict(), "loss": self._loss.state_dict()}
+        return {**state, "rate": self._rate.state_dict(), "samples": self._samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
+        self._early.load_state_dict(state["early"])
         self._streak.load_state_dict(state["streak"])
+        self._loss.load_state_dict(state["loss"])
         self._rate.load_state_dict(state["rate"])
-        self._start, self._loss, self._samples = list(state["start"]), float(state["loss"]), int(state["samples"])
+        self._samples = int(state["samples"])
+
+
+def _tiny(rms: Vector, limit: Vector, early: Vector, fading: float, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Below the limit, and small from the start or far below the other matrices: where all fade evenly from a healthy start, the run converges."""
+    largest = float(rms[alive].max()) if alive.any() else 0.0
+    return alive & (rms < limit) & ((early < 100 * limit) | (rms < fading * largest))
