@@ -102,6 +102,17 @@ def test_a_warning_where_the_gradient_is_clipped(clipping, advice):
     assert (found.severity, found.fixes[0]) == (Severity.WARNING, advice)
 
 
+def test_where_the_gradient_is_largest():
+    """On the sample before the finding, and for the start at its highest point."""
+    at = (0, 1, 60, 130, 170)
+    sizes = {"gradient.norm": {"rnn.weight": [1, 150, 1, 9, 1], "head.weight": [90, 2, 2, 2, 8]}}
+    found = findings(ExplodingGradient(), norm("90, 150, 1 x118, 9 x80"), sizes, at=at)
+    assert [(item.step, item.subjects, item.where) for item in found] == [
+        (119, ("rnn.weight",), "gradient norm, largest in rnn.weight"),
+        (159, ("rnn.weight",), "gradient norm, largest in rnn.weight"),
+    ]
+
+
 def test_each_optimizer_by_itself():
     both = {"gradients of optimizer 0": "1 x200", "gradients of optimizer 1": "1 x120, 9 x80"}
     assert [item.where for item in findings(ExplodingGradient(), {"run.gradient_norm": both})] == ["gradients of optimizer 1"]

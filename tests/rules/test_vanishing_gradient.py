@@ -20,7 +20,7 @@ ALL = tuple(range(8))
 
 
 def columns(small, layers=(0,), early=None, others=1e-2, weight=0.1, samples=SPARSE):
-    """RMS of the gradients: ``others``, but ``small`` (one number or one for each sample) in some layers, and ``early`` in the first 10 steps."""
+    """RMS of the gradients: ``others``, but ``small`` (one number or one for each sample) in some layers, and ``early`` in the first 10."""
     course = np.broadcast_to(np.asarray(small, dtype=float), samples)
     rms = {}
     for index, name in enumerate(SHAPES):

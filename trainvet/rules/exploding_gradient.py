@@ -35,7 +35,7 @@ class ExplodingGradient(Rule):
     """
 
     code = "GR101"
-    reads: ClassVar[frozenset[str]] = frozenset({"run.gradient_norm", "optimizer.learning_rate"})
+    reads: ClassVar[frozenset[str]] = frozenset({"run.gradient_norm", "gradient.norm", "optimizer.learning_rate"})
     severity: ClassVar[Severity] = Severity.ERROR
     causes = (
         "learning rate too high, or no warm-up",
@@ -52,6 +52,7 @@ class ExplodingGradient(Rule):
     def __post_init__(self) -> None:
         self._rate = LearningRate()
         self._clipping = 0.0
+        self._largest: dict[str, Any] = {"first": "", "norm": 0.0, "now": ""}
         self._norm = Rollings(SPAN, origin=-1, open=0, first=0.0, early=-1.0, windows=[], bad=0, good=0, told=False)
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
@@ -77,6 +78,17 @@ class ExplodingGradient(Rule):
                 yield from self._judge(name, rows, begin, end)
                 begin = end
             kept["open"] = max(0, length - begin)
+        self._look(snapshot)
+
+    def _look(self, snapshot: Snapshot) -> None:
+        """Where the largest gradient is: on the latest sample, and at the highest point of the first 10 steps."""
+        column = snapshot.column("gradient.norm")
+        if column is None or not len(column[0]):
+            return
+        row = int(np.argmax(column[1]))
+        self._largest["now"] = column[0][row]
+        if snapshot.applied <= FIRST and not column[1][row] <= self._largest["norm"]:
+            self._largest.update(first=column[0][row], norm=float(column[1][row]))
 
     def _judge(self, name: str, rows: Rolling, begin: int, end: int) -> Iterable[Finding]:
         kept, first, step = rows.kept, int(rows.steps[begin]), int(rows.steps[end - 1])
@@ -89,7 +101,9 @@ class ExplodingGradient(Rule):
             kept["early"] = median(np.array([item[0] for item in kept["windows"]]))
             if kept["first"] > self.start * kept["early"] > 0:
                 message = f"the gradient norm was {kept['first']:.3g} within the first {FIRST} steps and is {kept['early']:.3g} since step {SPAN}"
-                yield self._found(name, step, kept["origin"], message, kept["first"], kept["early"], f"{self.start:g} times the median after it")
+                yield self._found(
+                    name, step, kept["origin"], message, kept["first"], kept["early"], f"{self.start:g} times the median after it", "first"
+                )
         if rising or not usual > 0 or now <= max(self.rise * usual, kept["early"]):
             kept.update(bad=0, good=kept["good"] + (not rising))
             kept["told"] = kept["told"] and kept["good"] < self.patience
@@ -99,16 +113,18 @@ class ExplodingGradient(Rule):
             kept["told"] = True
             since = int(kept["windows"][-kept["bad"]][1])
             message = f"the gradient norm has risen to {now:.3g}, {now / usual:.2g} times what it was"
-            yield self._found(name, step, since, message, now, usual, f"{self.rise:g} times the median before, in {self.patience} windows")
+            yield self._found(name, step, since, message, now, usual, f"{self.rise:g} times the median before, in {self.patience} windows", "now")
 
-    def _found(self, name: str, step: int, since: int, message: str, now: float, usual: float, threshold: str) -> Finding:
+    def _found(self, name: str, step: int, since: int, message: str, now: float, usual: float, threshold: str, when: str) -> Finding:
         clip = f"lower the clipping threshold to {usual:.2g} (now {self._clipping:g})" if self._clipping > usual else ""
         clip = clip or f"clip the gradient norm at {usual:.2g} (the median of the healthy steps)"
+        largest = str(self._largest[when]) if len(self._norm.all()) == 1 else ""
         return self.finding(
             step,
             message,
             first_step=since,
-            where=name,
+            subjects=[largest] if largest else (),
+            where=f"gradient norm, largest in {largest}" if largest else name,
             severity=Severity.WARNING if self._clipping > 0 else Severity.ERROR,
             evidence={"gradient norm": now, "healthy": usual},
             threshold=threshold,
@@ -124,12 +140,13 @@ class ExplodingGradient(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """Each norm's windows."""
-        return {"norm": self._norm.state_dict(), "rate": self._rate.state_dict()}
+        return {"norm": self._norm.state_dict(), "rate": self._rate.state_dict(), "largest": dict(self._largest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._norm.load_state_dict(state["norm"])
         self._rate.load_state_dict(state["rate"])
+        self._largest = dict(state["largest"])
 
 
 def _usual(windows: list[list[float]]) -> float:
