@@ -11,8 +11,9 @@ from trainvet.finding import Finding, Severity
 CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "NF101": ("LO", "GR", "WT", "AC", "LS"),
     "WT102": ("GR", "WT101", "WT105", "WT106", "LO104", "LO108", "AC"),
-    "GR104": ("WT101", "WT106", "LO104", "GR102"),
     "WT107": ("GR102", "GR104", "WT106", "LO104", "LO108", "AC"),
+    "AC101": ("GR102", "GR104", "WT106", "WT101", "LO104"),
+    "GR104": ("WT101", "WT106", "LO104", "GR102"),
     "LO108": ("LO104",),
     "LR101": ("LO", "GR", "WT104", "WT105", "WT106", "WT101", "AC", "NF101"),
     "LR102": ("WT106", "LO104"),
@@ -22,12 +23,13 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "GR101": ("NF101", "LO", "WT104", "WT105", "WT106", "WT101", "GR102", "GR104", "AC"),
     "WT105": ("NF101", "LO", "GR", "WT106", "WT101", "AC"),
     "LO101": ("LO102", "LO104", "WT106", "GR102", "GR104", "AC"),
-    "AC101": ("GR102", "GR104", "WT106", "WT101", "LO104"),
     "AC103": ("GR102", "WT106", "LO104"),
     "GR102": ("WT106", "WT101", "LO104"),
     "WT101": ("WT106", "LO104"),
     "WT106": ("LO104",),
 }
+# evidence that, above 0, shows that an effect has a cause of its own: units that never fire pass zeros back, but they cut nothing off
+OWN_CAUSE = {("AC101", "GR104"): "without gradient", ("WT107", "GR104"): "without gradient"}
 # rules that judge the run as a whole: their first step is that of the stretch they judge, not that of a fault
 WHOLE_RUN = frozenset({"LO104"})
 RANK = {code: rank for rank, code in enumerate(CONSEQUENCES)}
@@ -63,6 +65,9 @@ def explains(cause: Finding, effect: Finding) -> bool:
     # a NaN has a place of its own; only what has gone badly wrong before explains it away
     enough = Severity.ERROR if effect.code == "NF101" else Severity.WARNING
     if cause.severity < enough or cause.first_step > began(effect):
+        return False
+    own = effect.evidence.get(OWN_CAUSE.get((cause.code, effect.code), ""), 0)
+    if isinstance(own, int | float) and own > 0:
         return False
     return any(effect.code.startswith(prefix) for prefix in CONSEQUENCES.get(cause.code, ()))
 

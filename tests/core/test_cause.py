@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -39,6 +40,14 @@ def test_a_cause_that_is_found_later_but_began_earlier_is_the_headline():
 def test_a_run_that_does_not_learn_is_explained_by_a_fault_that_began_meanwhile():
     assert tree([finding("LO104", 199, 0), finding("AC101", 169, 80)]) == [("AC101", ["LO104"])]
     assert tree([finding("LO104", 199, 0), finding("AC101", 260, 240)]) == [("LO104", []), ("AC101", [])]
+
+
+@pytest.mark.parametrize("code", ["AC101", "WT107"])
+def test_units_that_never_fire_explain_zeros_but_no_cut(code):
+    zeros, cut = ({"without gradient": count, "only zeros": 5 - count} for count in (0, 2))
+    missing = finding("GR104", 9, 0)
+    assert tree([finding(code, 4, 0), dataclasses.replace(missing, evidence=zeros)]) == [(code, ["GR104"])]
+    assert tree([finding(code, 4, 0), dataclasses.replace(missing, evidence=cut)]) == [(code, []), ("GR104", [])]
 
 
 def test_information_explains_nothing_and_comes_last():
