@@ -32,7 +32,9 @@ FIRES = [
     (scaler("0 x30, 1 x10"), 39),
     (scaler(often(10, 30)), 310),  # ten halvings with applied steps between: seen with the tenth lower scale
     (scaler(often(4, 30), start=8.0), 124),  # below 1
+    ({"run.skipped": "0 x20", "run.loss_scale": "8 x10, 0.95 x10"}, 10),
     ({"run.skipped": "0 x20", "run.loss_scale": "8 x10, nan x10"}, 10),
+    ({"run.skipped": "0 x20, 1 x12", "run.loss_scale": "8 x32"}, 29),  # a scale that is at its floor, or fixed
 ]
 QUIET = [
     scaler("1 x9, 0 x300"),
@@ -45,6 +47,7 @@ QUIET = [
     scaler("0 x40, 1, 0 x40", start=0.5),
     {"run.skipped": "1 x30"},  # the guard drops updates, and there is no scaler
     {"run.loss_scale": "4..1 x30"},
+    {"run.skipped": "1 x9, 0 x30, 1 x5", "run.loss_scale": "8 x44"},
 ]
 
 

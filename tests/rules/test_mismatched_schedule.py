@@ -74,6 +74,7 @@ QUIET = [
     facts("ReduceLROnPlateau", np.zeros(0), None, "epoch", reactive=True),
     facts("ReduceLROnPlateau", 1e-9 + STEPPED, None, "epoch", reactive=True),
     facts("LinearLR", np.maximum(1 - np.arange(STEPS) / 400, 0.2), 320.0),  # ends early at a fifth, and stays there
+    facts("LinearLR", np.maximum(1 - np.arange(STEPS) / 400, 0.101), 360.0),
     facts("LambdaLR", np.where(np.arange(STEPS) < 500, 1, 9e-5)),
     facts("LambdaLR", np.where(np.arange(STEPS) < 400, 1, 1.1e-4)),
     facts("LambdaLR", np.where(np.arange(STEPS) % 500 < 100, 1, 0)),  # comes back
@@ -125,6 +126,7 @@ def test_what_is_said_of_steps_counted_and_epochs_stepped():
     assert found.fixes[0] == "step the schedule after every optimizer step: it is stepped after every epoch now"
     assert found.fixes[1] == "or make it 1000 optimizer steps long (now 100000)"
     assert (found.evidence["schedule's length"], found.evidence["optimizer steps"]) == (100_000.0, 1000)
+    assert found.evidence["peak"] == FIRES[2].schedules[0].curve.max() > found.evidence["first rate"]
 
 
 def test_what_is_said_of_epochs_counted_and_steps_stepped():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -10,7 +11,12 @@ import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.rule import Rule
-from trainvet.statistics import Facts, Optimizer, Snapshot, Track, Vector
+from trainvet.statistics import Facts, Optimizer, Schedule, Snapshot
+
+EDGE = 1.000001  # a rate of 0.1 with momentum 0.9 is an effective rate of 1
+NEW: dict[str, Any] = {
+    "rows": 0, "applied": 0, "last": 0.0, "peak": 0.0, "alive": -1, "zeros": 0, "from": 0, "before": 0.0, "wrong": False, "odd": False,
+}  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -18,15 +24,16 @@ class ImplausibleLearningRate(Rule):
     """
     ## What it checks
     Error: a rate that is NaN, infinite or negative; a rate of exactly 0 for ``zeros`` applied steps that is not the end of a decay. Warning: a rate
-    that grows more than ``jump`` times from one step to the next, to a height not seen before and not foreseen by the schedule. Information: a
-    rate outside 1e-7 to 1e-2 with Adam and its kin, or an effective rate lr/(1-momentum) above 1 with SGD.
+    that grows more than ``jump`` times from one step to the next, to a height that was neither seen before nor planned by the schedule. Information:
+    a rate outside 1e-7 to 1e-2 with Adam and its kin, or an effective rate lr/(1-momentum) above 1 with SGD.
     ## Why it matters
     The rate is the number that ruins most runs, and a schedule or a callback can change it without a word.
     ## What to do
     Look at what sets the rate: schedule, callback, configuration.
     ## Known limits
-    Downward steps are normal (the end of a one-cycle schedule falls elevenfold). A group at 0 from its first step beside groups that train is taken
-    for a way to freeze it: information. Rates on a device are not read at every step.
+    Downward steps are normal (the end of a one-cycle schedule falls elevenfold), and so is the change after a group's first step. 0 ends a decay
+    late in the run, where the schedule says so, or after less than 5 % of the peak. A group at 0 from its first step beside groups that train is
+    taken for a way to freeze it: information. A rate on a device is not read at every step.
     """
 
     code = "LR101"
@@ -42,122 +49,94 @@ class ImplausibleLearningRate(Rule):
     sgd_high: float = 1.0
 
     def __post_init__(self) -> None:
-        self._facts = Facts()
+        self._planned_steps: int | None = None
         self._optimizer: dict[str, Optimizer] = {}
-        self._curve: dict[str, Vector] = {}
+        self._schedule: dict[str, Schedule] = {}
         self._groups: dict[str, dict[str, Any]] = {}
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
-        """Each group's optimizer and foreseen rates."""
-        self._facts = facts
+        """Each group's optimizer and planned rates."""
+        self._planned_steps = facts.planned_steps
         self._optimizer = {group: optimizer for optimizer in facts.optimizers for group in optimizer.groups}
-        self._curve = {schedule.group: schedule.curve for schedule in facts.schedules if len(schedule.curve)}
+        self._schedule = {schedule.group: schedule for schedule in facts.schedules if np.isfinite(schedule.curve).any()}
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
-        """Judge every row; a block at the rate of the row before it is passed over."""
+        """Go through the rows of a block, unless all of them are positive and none is above what was seen before."""
         tracks = snapshot.tracks("optimizer.learning_rate")
         for name, track in tracks.items():
-            kept = self._groups.setdefault(name, {"last": np.nan, "peak": 0.0, "rows": 0, "zero": 0, "from": 0, "applied": 0, "told": []})
-            if kept["rows"] and kept["last"] > 0 and bool((track.values == kept["last"]).all()):
-                kept["rows"] += len(track.values)
-                kept["applied"] = int(track.applied[-1])
-            else:
-                yield from self._rows(name, track, kept)
-
-    def _rows(self, name: str, track: Track, kept: dict[str, Any]) -> Iterable[Finding]:
-        for step, applied, rate in zip(track.steps.tolist(), track.applied.tolist(), track.values.tolist(), strict=True):
-            moved = applied > kept["applied"]
-            kept["applied"] = applied
-            wrong = not (np.isfinite(rate) and rate >= 0)
-            text = f"the learning rate is {rate:g}"
-            yield from self._once(kept, "wrong", wrong, name, step, text, Severity.ERROR, rate, "a finite rate of at least 0")
-            if wrong:
+            kept = self._groups.setdefault(name, dict(NEW))
+            if kept["alive"] < 0 and bool((track.values > 0).any()):
+                kept["alive"] = int(track.steps[track.values > 0][0])
+        for name, track in tracks.items():
+            kept, rates = self._groups[name], track.values
+            if kept["rows"] >= self.zeros and bool(((rates > 0) & (rates <= kept["peak"])).all()):
+                kept.update(rows=kept["rows"] + len(rates), applied=int(track.applied[-1]), last=float(rates[-1]), zeros=0, wrong=False)
                 continue
-            if rate == 0 and moved:
-                if not kept["zero"]:
-                    kept.update({"from": step, "before zero": 0.0 if np.isnan(kept["last"]) else kept["last"]})
-                kept["zero"] += 1
-            elif rate > 0:
-                kept["zero"] = 0
-            idle = kept["zero"] >= self.zeros and not self._ended(name, step, kept)
-            others = [other["peak"] for group, other in self._groups.items() if group != name]
-            level = Severity.INFO if not kept["peak"] and max(others, default=0.0) > 0 else Severity.ERROR
-            text = f"the learning rate has been 0 for {kept['zero']} applied steps"
-            yield from self._once(kept, "zero", idle, name, step, text, level, rate, f"{self.zeros} applied steps", kept["from"])
-            last, peak = kept["last"], kept["peak"]
-            leap = kept["rows"] > 1 and last > 0 and rate > self.jump * last and rate > 1.01 * peak and not self._foreseen(name, step, rate)
-            text = f"the learning rate leaps from {last:.3g} to {rate:.3g} in one step"
-            yield from self._once(kept, "jump", leap, name, step, text, Severity.WARNING, rate, f"{self.jump:g} times", back=last)
-            kept.update(last=rate, peak=max(peak, rate), rows=kept["rows"] + 1)
-            yield from self._range(name, step, rate, kept)
+            for step, applied, rate in zip(track.steps.tolist(), track.applied.tolist(), rates.tolist(), strict=True):
+                yield from self._judge(name, kept, step, applied, rate)
 
-    def _once(self, kept: dict[str, Any], kind: str, holds: bool, name: str, step: int, text: str, level: Severity, rate: float, limit: str,
-              first: int | None = None, back: float = 0.0) -> Iterable[Finding]:  # fmt: skip
-        if not holds:
-            if kind in kept["told"] and kind != "jump":
-                kept["told"].remove(kind)
+    def _judge(self, name: str, kept: dict[str, Any], step: int, applied: int, rate: float) -> Iterable[Finding]:
+        moved, last, peak, wrong = applied > kept["applied"], kept["last"], kept["peak"], not (math.isfinite(rate) and rate >= 0)
+        told, kept["wrong"], kept["applied"] = kept["wrong"], wrong, applied
+        if wrong:
+            if not told:
+                yield self._found(name, step, rate, f"the learning rate is {rate:g}", Severity.ERROR, "a finite rate of at least 0", before=last)
             return
-        if kind in kept["told"] and kind != "jump":
-            return
-        if kind not in kept["told"]:
-            kept["told"].append(kind)
-        fixes = (f"keep the rate at {back:.3g}, or raise it over many steps", *self.fixes) if back else self.fixes
-        yield self.finding(
+        kept.update(rows=kept["rows"] + 1, last=rate, peak=max(peak, rate), zeros=kept["zeros"] if rate == 0 else 0)
+        schedule = self._schedule.get(name)
+        planned = float(np.nanmax(schedule.curve)) if schedule is not None else 0.0
+        if rate == 0 and moved:
+            kept.update({"zeros": kept["zeros"] + 1} | ({} if kept["zeros"] else {"from": step, "before": last}))
+            if kept["zeros"] == self.zeros and not self._ended(name, step, kept):
+                others = any(0 <= other["alive"] <= step for group, other in self._groups.items() if group != name)
+                level = Severity.ERROR if peak > 0 else Severity.INFO if others else Severity.WARNING if planned > 0 else Severity.ERROR
+                text, limit = f"the learning rate has been 0 for {self.zeros} applied steps", f"{self.zeros} applied steps"
+                yield self._found(name, step, rate, text, level, limit, first_step=kept["from"], before=kept["before"])
+        elif kept["rows"] > 2 and rate > self.jump * last > 0 and rate > 1.01 * max(peak, planned):
+            text, limit = f"the learning rate leaps from {last:.3g} to {rate:.3g} in one step", f"{self.jump:g} times, above the highest before"
+            fix = f"keep the rate at {last:.3g}, or raise it over many steps"
+            yield self._found(name, step, rate, text, Severity.WARNING, limit, fix, before=last)
+        yield from self._range(name, kept, step, rate, kept["rows"] == self.zeros and rate <= last and planned < self.adam_low)
+
+    def _range(self, name: str, kept: dict[str, Any], step: int, rate: float, settled: bool) -> Iterable[Finding]:
+        optimizer = self._optimizer.get(name, Optimizer(""))
+        share = 1 - optimizer.momentum if optimizer.family == "sgd" and 0 <= optimizer.momentum < 1 else 1.0
+        if optimizer.family == "sgd":
+            odd, limit, usual = rate / share > self.sgd_high * EDGE, f"{self.sgd_high:g}, as learning rate/(1-momentum)", f"{0.1 * share:.1g}"
+        else:
+            odd = rate > self.adam_high * EDGE or (settled and 0 < kept["peak"] < self.adam_low)
+            odd, limit, usual = odd and optimizer.family == "adam", f"{self.adam_low:g} to {self.adam_high:g}", "1e-3"
+        if odd and not kept["odd"]:
+            kept["odd"] = True
+            text = f"a learning rate of {rate:.3g} is unusual for {optimizer.type or optimizer.family}"
+            yield self._found(name, step, rate, text, Severity.INFO, limit, f"try {usual}")
+
+    def _found(self, name: str, step: int, rate: float, text: str, level: Severity, limit: str, *fix: str, first_step: int | None = None,
+               before: float = 0.0) -> Finding:  # fmt: skip
+        source = f"look at what {self._schedule[name].type} gives at this step" if name in self._schedule else self.fixes[0]
+        return self.finding(
             step,
             text,
-            first_step=first,
+            first_step=first_step,
             subjects=[name],
             where=f"learning rate of {name}",
             severity=level,
-            evidence={"learning rate": rate, "peak before": kept["peak"]} | ({"rate before": back} if back else {}),
+            evidence={"learning rate": rate} | ({"rate before": before} if before else {}),
             threshold=limit,
-            fixes=fixes,
+            fixes=(*fix, source),
         )
 
-    def _range(self, name: str, step: int, rate: float, kept: dict[str, Any]) -> Iterable[Finding]:
-        optimizer = self._optimizer.get(name)
-        if optimizer is None or "range" in kept["told"] or rate == 0:
-            return
-        effective = rate / (1 - optimizer.momentum) if 0 <= optimizer.momentum < 1 else rate
-        high = optimizer.family == "adam" and rate > self.adam_high * 1.000001
-        low = optimizer.family == "adam" and kept["rows"] == self.zeros and max(kept["peak"], self._planned(name)) < self.adam_low
-        fast = optimizer.family == "sgd" and effective > self.sgd_high * 1.000001
-        if high or low or fast:
-            kept["told"].append("range")
-            limit = f"{self.adam_low:g} to {self.adam_high:g}" if not fast else f"{self.sgd_high:g}, as lr/(1-momentum)"
-            usual = "1e-3" if not fast else f"{0.1 * (1 - optimizer.momentum):.1g}"
-            yield self.finding(
-                step,
-                f"a learning rate of {rate:.3g} is unusual for {optimizer.type or optimizer.family}",
-                subjects=[name],
-                where=f"learning rate of {name}",
-                severity=Severity.INFO,
-                evidence={"learning rate": rate, "effective": effective},
-                threshold=limit,
-                fixes=(f"try {usual}", *self.fixes),
-            )
-
-    def _planned(self, name: str) -> float:
-        curve = self._curve.get(name)
-        return float(np.nanmax(curve)) if curve is not None else 0.0
-
-    def _foreseen(self, name: str, step: int, rate: float) -> bool:
-        curve = self._curve.get(name)
-        return curve is not None and any(abs(float(near) - rate) <= 1e-3 * rate for near in curve[max(0, step - 1) : step + 2])
-
-    def _ended(self, name: str, step: int, kept: dict[str, Any]) -> bool:
-        """Is the rate 0 because a decay came to its end: foreseen, late in the run, or reached from a small fraction of the peak?"""
-        planned = self._facts.planned_steps
-        late = planned is not None and kept["from"] >= 0.9 * planned
-        curve = self._curve.get(name)
-        foreseen = curve is not None and step < len(curve) and float(curve[step]) == 0 and kept["peak"] > 0
-        return bool(late or foreseen or 0 < kept.get("before zero", 0.0) <= 0.05 * kept["peak"])
+    def _ended(self, name: str, step: int, kept: Mapping[str, Any]) -> bool:
+        """Is the rate 0 because a decay came to its end?"""
+        curve = self._schedule[name].curve if name in self._schedule else ()
+        late = self._planned_steps is not None and kept["from"] >= 0.9 * self._planned_steps
+        return bool(kept["peak"] > 0 and (late or (step < len(curve) and curve[step] == 0) or 0 < kept["before"] <= 0.05 * kept["peak"]))
 
     def state_dict(self) -> dict[str, Any]:
         """Each group's course so far."""
-        return {"groups": {name: {**kept, "told": list(kept["told"]), "last": str(kept["last"])} for name, kept in self._groups.items()}}
+        return {"groups": {name: dict(kept) for name, kept in self._groups.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
-        self._groups = {name: {**kept, "told": list(kept["told"]), "last": float(kept["last"])} for name, kept in state["groups"].items()}
+        self._groups = {name: dict(kept) for name, kept in state["groups"].items()}

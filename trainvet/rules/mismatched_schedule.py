@@ -62,21 +62,15 @@ class MismatchedSchedule(Rule):
                     found.setdefault(fault, []).append(schedule)
         for (what, short), schedules in found.items():
             first, groups = schedules[0], [schedule.group for schedule in schedules]
-            rates = {
-                "first rate": first.curve[0],
-                "peak": first.curve.max(),
-                "half-way": first.curve[len(first.curve) // 2],
-                "last rate": first.curve[-1],
-            }
-            length = {} if first.horizon is None else {"schedule's length": float(first.horizon)}
+            curve, length = first.curve, {} if first.horizon is None else {"schedule's length": float(first.horizon)}
+            rates = {"first rate": curve[0], "peak": curve.max(), "half-way": curve[len(curve) // 2], "last rate": curve[-1]}
+            evidence: dict[str, float | int | str | bool] = {"optimizer steps": len(curve), "stepped per": first.interval, **length}
             yield self.finding(
                 0,
                 what,
                 subjects=groups,
                 where=f"learning-rate schedule {first.type} of {', '.join(groups)}",
-                evidence={"optimizer steps": len(first.curve), "stepped per": first.interval}
-                | length
-                | {key: float(rate) for key, rate in rates.items()},
+                evidence=evidence | {key: float(rate) for key, rate in rates.items()},
                 threshold=f"{self.least:.0%} to {self.most:.0%} of the schedule's length, {self.vanished:g} of the peak half-way",
                 fixes=(*advice(first, short), *self.fixes),
             )
