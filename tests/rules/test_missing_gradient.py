@@ -84,6 +84,7 @@ def role(**changes):
 EXEMPT = {
     "frozen": role(trainable={"branch_weight": False}),
     "bias before a normalisation": role(role={"branch_weight": "bias-before-norm"}),
+    "empty": role(shape={"branch_weight": (0, 8)}),
     "tied": role(tied_to={"branch_weight": "head.weight"}),
     "not held by the optimizer": plan(SHAPES, optimizer=Optimizer("optimizer", parameters=tuple(name for name in SHAPES if name != "branch.weight"))),
 }

@@ -32,7 +32,10 @@ class MissingGradient(Rule):
 
     code = "GR104"
     reads: ClassVar[frozenset[str]] = frozenset({"gradient.present", "gradient.abs_max"})
-    causes = ("not on a path to the loss: never called, detach(), no_grad() or .data", "dead units or a factor of 0 between it and the loss")
+    causes = (
+        "not on a path to the loss: never called, detach(), no_grad() or .data",
+        "dead units or a factor of 0 between it and the loss, or float16 underflow",
+    )
     fixes = ("connect it to the loss", "freeze it, or leave it out of the optimizer, if it is not meant to train")
 
     patience: int = 10
@@ -52,7 +55,7 @@ class MissingGradient(Rule):
         chosen = {
             name: subject
             for name, subject in facts.parameters.items()
-            if subject.trainable and name in facts.owned and not subject.tied_to and subject.role != "bias-before-norm"
+            if subject.trainable and subject.numel and name in facts.owned and not subject.tied_to and subject.role != "bias-before-norm"
         }
         self._rows.choose(chosen)
         self._total = len(chosen)
