@@ -53,6 +53,7 @@ def snapshots(
     sampled = {key: {name: list(rows(item).values()) for name, item in table.items()} for key, table in (columns or {}).items()}
     count = max((len(item) for table in sampled.values() for item in table.values()), default=0)
     at = list(at if at is not None else range(count))[:count]
+    sample = {step: index for index, step in enumerate(at)}
     lines = {
         key: {
             name: rows(item)
@@ -65,13 +66,13 @@ def snapshots(
     applied = np.cumsum([skipped.get(step, 0.0) <= 0 for step in range(length)]).tolist()
     out, start = [], 0
     for step in range(length):
-        if step in at or step - start + 1 >= block or step == length - 1:
+        if step in sample or step - start + 1 >= block or step == length - 1:
             span = range(start, step + 1)
             held = {
                 key: {name: _track(line, span, applied) for name, line in many.items() if any(s in line for s in span)} for key, many in lines.items()
             }
             epoch, batch = divmod(step, samples) if samples else (0, step)
-            tables = _tables(sampled, at.index(step)) if step in at else {}
+            tables = _tables(sampled, sample[step]) if step in sample else {}
             out.append(Snapshot(step, applied[step], batch, epoch, tables, {key: many for key, many in held.items() if many}))
             start = step + 1
     return out
