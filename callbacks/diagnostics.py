@@ -13,7 +13,6 @@ from trainvet.callbacks.session import Session, writable
 from trainvet.finding import Finding
 from trainvet.history import History
 from trainvet.report import Report
-from trainvet.rule import Rule
 from trainvet.schedule import Schedule
 from trainvet.selection import PROFILES, Selection, choose
 
@@ -58,7 +57,7 @@ class Watching:
         select: Sequence[str] = ("default",),
         ignore: Sequence[str] = (),
         settings: dict[str, dict[str, Any]] | None = None,
-        rules: Sequence[Rule] = (),
+        rules: Sequence[Any] = (),  # of Rule; jsonargparse takes a dataclass to be final, and would refuse its subclasses
         every: int | Literal["auto"] = "auto",
         profile: str | None = None,
         expect: dict[str, float] | None = None,
@@ -107,7 +106,7 @@ class Watching:
         if log_dir is not None:
             writable(Path(log_dir))
         self._options = Options(log_dir, every, profile, abort_on, abort, skip_bad_updates, strict, on_finding)
-        self._select = tuple(select)
+        self._select, self._own = tuple(select), tuple(rule.name for rule in rules)
         self._expect = dict(expect or {})
         self._session: Session | None = None
         self._state: Mapping[str, Any] = {}
@@ -119,13 +118,17 @@ class Watching:
         if self._session is None:
             return self._last
         report = self._session.monitor.report
-        codes = {rule.code for rule in self._selection.rules.values()}
-        if codes >= {item.code for item in report.coverage}:
+        own = {(rule.code, rule.name) for rule in self._selection.rules.values()}  # watchpoints share one code
+        if own >= {(item.code, item.name) for item in report.coverage}:
             return report
+        findings: list[Finding] = []
+        for head in report.findings:  # what is folded under somebody else's headline is a headline here
+            mine = (head.code, head.name) in own
+            findings += [head] if mine else [finding for finding in head.consequences if (finding.code, finding.name) in own]
         return dataclasses.replace(
             report,
-            findings=tuple(finding for finding in report.findings if finding.code in codes),
-            coverage=tuple(item for item in report.coverage if item.code in codes),
+            findings=tuple(findings),
+            coverage=tuple(item for item in report.coverage if (item.code, item.name) in own),
         )
 
     def history(self, key: str) -> History:

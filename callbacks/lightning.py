@@ -37,8 +37,9 @@ class Diagnostics(Watching, Callback):
 
     @property
     def state_key(self) -> str:
-        """Distinguishes our callbacks from each other in a checkpoint."""
-        return f"trainvet.{type(self).__name__}" + (f"{self._select}" if self._select != ("default",) else "")
+        """Distinguishes our callbacks from each other in a checkpoint, by what the user asked for: a catalogue that grew changes no key."""
+        asked = [*(self._select if self._select != ("default",) else ()), *self._own]
+        return f"trainvet.{type(self).__name__}" + (f"({', '.join(asked)})" if asked else "")
 
     # ---- start and end
 

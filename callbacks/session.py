@@ -120,6 +120,9 @@ class Session:
             finding = self.monitor.aborted_by
             assert finding is not None
             self._aborting = True
+            good = finding.first_step - 1  # the weights since then are what the finding is about
+            if self.monitor.last_good_step is not None and good < self.monitor.last_good_step:
+                self.monitor.last_good_step = good if good >= 0 else None
             self.abort(f"{finding.code} {finding.name} at {finding.where or 'the run'}, step {finding.step}: {finding.message}")
 
     def abort(self, reason: str) -> None:

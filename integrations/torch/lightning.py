@@ -6,9 +6,12 @@ import contextlib
 import importlib
 import inspect
 import math
+import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,16 +69,26 @@ def known_facts(trainer: Any, module: Any) -> Known:
 
 
 def last_checkpoint(trainer: Any, good: int | None) -> str | None:
-    """The newest checkpoint that a ModelCheckpoint wrote and that is no later than the last good step."""
-    import os
-
-    newest: tuple[float, str] | None = None
+    """The newest checkpoint of a ModelCheckpoint that holds nothing later than the step ``good``."""
+    found: list[tuple[float, str]] = []
     for callback in getattr(trainer, "checkpoint_callbacks", ()):
-        paths = {getattr(callback, "last_model_path", ""), getattr(callback, "best_model_path", ""), *getattr(callback, "best_k_models", {})}
-        for path in paths:
-            if path and os.path.exists(path):
-                newest = max(newest or (0.0, ""), (os.path.getmtime(path), str(path)))
-    return newest[1] if newest else None
+        directory = getattr(callback, "dirpath", None)
+        paths = [*(Path(directory).glob("*.ckpt") if directory else ()), getattr(callback, "best_model_path", "")]
+        found += [(os.path.getmtime(path), str(path)) for path in paths if path and os.path.exists(path)]
+    for _, path in sorted(found, reverse=True):
+        steps = _steps_in(path)
+        if steps is not None and steps <= (0 if good is None else good + 1):
+            return path
+    return None
+
+
+def _steps_in(path: str) -> int | None:
+    """How many steps a checkpoint holds, from the file (its tensors are not read) or its name; None where neither says."""
+    try:
+        return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+    except Exception:  # a directory, or objects of the user that are not to be loaded
+        named = re.search(r"step=(\d+)", os.path.basename(path))
+        return int(named[1]) if named else None
 
 
 class Replay:

@@ -132,11 +132,14 @@ class Slow(Rule):
             yield self.finding(5, "late", first_step=2, subjects=["net.0"])
 
 
-def test_an_abort_by_another_rule(tmp_path: Path) -> None:
+def test_an_abort_by_another_rule_names_a_checkpoint_from_before_its_fault(tmp_path: Path) -> None:
+    keeper = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=1, save_top_k=-1, filename="{step}")
     module, diagnostics = built(Net), Diagnostics(log_dir=tmp_path, select=ONLY, rules=[Slow()], abort_on=["ZZ200"], every=1)
-    error, run = aborted(tmp_path, module, diagnostics)
+    error, run = aborted(tmp_path, module, diagnostics, [keeper], enable_checkpointing=True)
     assert str(error).startswith("ZZ200 slow at net.0, step 5: late")
     assert run.global_step == 6
+    assert "Last good step: 1; last checkpoint from before it: " in str(error)
+    assert str(error).endswith("step=2.ckpt")
 
 
 def test_an_abort_by_the_name_of_a_watchpoint(tmp_path: Path) -> None:
