@@ -54,6 +54,20 @@ def test_a_drop_of_two_percent_between_the_outermost_five_blocks(drop, told):
     assert len(run(LossNotDecreasing(), loss(values))) == told
 
 
+@pytest.mark.parametrize(("low", "told"), [(1.0, 1), (0.97, 0)])
+def test_the_margin_of_the_rank_test(low, told):
+    """Of 100 pairs 80 (z of 2.27) or 81 (z of 2.34) have the higher loss in the first half; the median drops by 3 %."""
+    means = [1.03] * 5 + [0.98, 0.96] + [1.03] * 3 + [1.0] * 5 + [low] + [1.0] * 4
+    assert len(run(LossNotDecreasing(), loss(np.repeat(means, 10)))) == told
+
+
+@pytest.mark.parametrize(("size", "told"), [(0.17, 1), (0.25, 0)])
+def test_noise_must_leave_no_room_for_a_fifth(size, told):
+    """Two standard errors are 0.94 times the size of blocks that alternate."""
+    means = 1 + size * np.array([-1, 1] * 10)
+    assert len(run(LossNotDecreasing(), loss(np.repeat(means, 10)), facts=Facts(planned_steps=300))) == told
+
+
 @pytest.mark.parametrize(("level", "told"), [(0.81, 1), (0.79, 0)])
 def test_what_is_learnt_within_the_first_steps_counts_from_a_fifth_on(level, told):
     assert len(run(LossNotDecreasing(), loss(f"1 x10, {level} x190"))) == told
