@@ -71,6 +71,11 @@ def test_at_the_same_step_the_table_decides_then_the_forward_pass():
     assert [head.subjects[0] for head in order([late, early], {"late": 7, "early": 2})] == ["early", "late"]
 
 
+def test_a_gradient_that_explodes_before_the_first_update_explains_the_loss_and_the_update_of_that_step():
+    assert tree([finding("LO108", 3, 0), finding("WT104", 0), finding("GR101", 119, 0)]) == [("GR101", ["LO108", "WT104"])]
+    assert tree([finding("WT104", 0), finding("GR101", 119, 2)]) == [("WT104", ["GR101"])]
+
+
 def test_the_order_does_not_depend_on_the_order_of_arrival():
     found = [finding(code, step, step // 2) for step, code in enumerate(["NF101", "WT102", "GR104", "AC101", "WT106", "LO104", "IN102", "WT104"])]
     expected = tree(found)

@@ -54,6 +54,11 @@ def test_fires(written, step):
     assert run(ExplodingGradient(), norm(written)) == [(step, "GR101")]
 
 
+def test_an_explosion_at_the_start_began_where_the_limit_was_crossed():
+    assert [item.first_step for item in findings(ExplodingGradient(), norm("1 x4, 150, 1 x2, 300, 1 x112"))] == [4]
+    assert findings(ExplodingGradient(), norm("1 x4, 150, 1 x2, 300, 1 x112"))[0].evidence["gradient norm"] == 300
+
+
 @pytest.mark.parametrize("written", QUIET)
 def test_quiet(written):
     assert run(ExplodingGradient(), norm(written)) == []

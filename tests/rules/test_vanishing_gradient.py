@@ -56,9 +56,7 @@ def test_momentum_makes_the_step_longer():
     assert told(columns(5.9e-9, layers=ALL), heavy) == [(59, "GR102")]
 
 
-@pytest.mark.parametrize(
-    ("rates", "expected"), [("0.1 x10, 0.0101 x220", 1), ("0.1 x10, 0.0099 x220", 0), ("0.01..0.1 x230", 0), ("0.1 x230", 1)]
-)
+@pytest.mark.parametrize(("rates", "expected"), [("0.1 x10, 0.0101 x220", 1), ("0.1 x10, 0.0099 x220", 0), ("0.01..0.1 x230", 0), ("0.1 x230", 1)])
 def test_rounding_only_with_a_settled_rate(rates, expected):
     """Not below 10 % of the peak, not while the rate rises."""
     assert len(told(columns(1e-9, layers=ALL), SGD, {"optimizer.learning_rate": rates})) == expected

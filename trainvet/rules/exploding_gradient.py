@@ -53,7 +53,7 @@ class ExplodingGradient(Rule):
         self._rate = LearningRate()
         self._clipping = 0.0
         self._largest: dict[str, Any] = {"first": "", "norm": 0.0, "now": ""}
-        self._norm = Rollings(SPAN, origin=-1, open=0, first=0.0, early=-1.0, windows=[], bad=0, good=0, told=False)
+        self._norm = Rollings(SPAN, origin=-1, open=0, first=[], early=-1.0, windows=[], bad=0, good=0, told=False)
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """The clipping threshold and the groups' schedules."""
@@ -69,8 +69,8 @@ class ExplodingGradient(Rule):
             if kept["origin"] < 0:
                 kept["origin"] = int(steps[0])
             begin = max(length - fresh - kept["open"], int(np.searchsorted(steps, kept["origin"] + SPAN)))
-            start = rows.values[length - fresh :][steps[length - fresh :] < kept["origin"] + FIRST]
-            kept["first"] = max(kept["first"], float(start.max(initial=0.0)))
+            start = slice(length - fresh, int(np.searchsorted(steps, kept["origin"] + FIRST)))
+            kept["first"] += [list(pair) for pair in zip(rows.values[start].tolist(), steps[start].tolist(), strict=True)]
             while begin < length:
                 end = max(begin + LEAST, int(np.searchsorted(steps, steps[begin] + SPAN - 1)) + 1)
                 if end > length:
@@ -99,11 +99,11 @@ class ExplodingGradient(Rule):
         kept["windows"] = [*windows, [now, first, step, rate]]
         if kept["early"] < 0 and step >= kept["origin"] + SPAN + REFERENCE - 1:
             kept["early"] = median(np.array([item[0] for item in kept["windows"]]))
-            if kept["first"] > self.start * kept["early"] > 0:
-                message = f"the gradient norm was {kept['first']:.3g} within the first {FIRST} steps and is {kept['early']:.3g} since step {SPAN}"
-                yield self._found(
-                    name, step, kept["origin"], message, kept["first"], kept["early"], f"{self.start:g} times the median after it", "first"
-                )
+            over = [pair for pair in kept["first"] if pair[0] > self.start * kept["early"] > 0]
+            if over:
+                highest = max(over)[0]
+                message = f"the gradient norm was {highest:.3g} within the first {FIRST} steps and is {kept['early']:.3g} since step {SPAN}"
+                yield self._found(name, step, over[0][1], message, highest, kept["early"], f"{self.start:g} times the median after it", "first")
         if rising or not usual > 0 or now <= max(self.rise * usual, kept["early"]):
             kept.update(bad=0, good=kept["good"] + (not rising))
             kept["told"] = kept["told"] and kept["good"] < self.patience
