@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -58,8 +59,8 @@ class Site:
     mean: Number = 0.0
     spread: Number = 0.0
     sums: dict[str, Number] = dataclasses.field(default_factory=dict)
-    low: Number | None = None
-    high: Number | None = None
+    low: Number = math.inf
+    high: Number = -math.inf
     unit_max: Tensor | None = None
     positions: int = 0
 
@@ -177,7 +178,8 @@ class Look:
             return
         started = time.perf_counter()
         try:
-            self._function(function, args, kwargs, result)
+            with torch.no_grad():
+                self._function(function, args, kwargs, result)
         except Exception as error:
             self._give_up(error)
         self.seconds += time.perf_counter() - started
@@ -192,10 +194,15 @@ class Look:
         if path in self._stack:
             while self._stack.pop() != path:
                 pass
-        owns = next(module.parameters(), None) is not None
-        if owns and not self._stack:
-            self._take_inputs(args, kwargs)
-        outputs = [tensor for _, tensor in tensors_in(output) if usable(tensor)]
+        outputs = [output] if isinstance(output, Tensor) else [tensor for _, tensor in tensors_in(output)]
+        outputs = [tensor for tensor in outputs if usable(tensor)]
+        outermost = not self._stack
+        if outermost or not all(tensor.requires_grad for tensor in outputs):
+            owns = next(module.parameters(), None) is not None
+            if owns and outermost:
+                self._take_inputs(args, kwargs)
+        else:
+            owns = False
         self._made.update(tensor.data_ptr() for tensor in outputs if owns or tensor.requires_grad)
         if next(module.children(), None) is not None or not outputs:
             return
@@ -277,40 +284,26 @@ class Look:
         high = kwargs.get("max", args[2] if len(args) > 2 else None)
         return "relu" if high is None and isinstance(low, int | float) and low == 0 else None
 
-    @torch.no_grad()
     def _reduce(self, site: Site, tensor: Tensor, axis: int) -> None:
         tensor = tensor.detach()
         if not tensor.numel() or not self.want:
             return
         wide = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-        mean, spread, finite = _moments(wide, bool(self.want & {"mean", "rms", "std"}))
+        mean, spread, low, high, new = (_on_host if wide.device.type == "cpu" else _on_device)(wide, site.function, self.want)
         before, count = site.elements, wide.numel()
         site.elements += count
         if before:  # Chan, Golub and LeVeque: means and spreads of two parts put together
             spread = site.spread + spread + (mean - site.mean) * (mean - site.mean) * (before * count / site.elements)
             mean = site.mean + (mean - site.mean) * (count / site.elements)
-        site.mean, site.spread = mean, spread
-        new: dict[str, Number] = {}
-        if "zero_share" in self.want:
-            new["zero"] = count - torch.count_nonzero(wide)
-        if "nan" in self.want:
-            new["nan"] = 0.0 if finite else torch.isnan(wide).sum()
-        if "inf" in self.want:
-            new["inf"] = 0.0 if finite else torch.isinf(wide).sum()
-        if "saturated_share" in self.want and site.function in SATURATED:
-            low, high = SATURATED[site.function]
-            new["saturated"] = torch.count_nonzero((wide < low) | (wide > high))
+            low, high = _smaller(site.low, low), -_smaller(-site.high, -high)
+        site.mean, site.spread, site.low, site.high = mean, spread, low, high
         for key, value in new.items():
             site.sums[key] = site.sums[key] + value if key in site.sums else value
-        if self.want & {"min", "max", "abs_max"}:
-            low_value, high_value = torch.aminmax(wide)
-            site.low = low_value if site.low is None else torch.minimum(torch.as_tensor(site.low), low_value)
-            site.high = high_value if site.high is None else torch.maximum(torch.as_tensor(site.high), high_value)
         if site.function == "relu" and "dead_share" in self.want and wide.dim():
             axis = axis % wide.dim()
-            high = wide.amax(dim=[dim for dim in range(wide.dim()) if dim != axis]) if wide.dim() > 1 else wide
-            same_units = site.unit_max is not None and site.unit_max.shape == high.shape
-            site.unit_max = torch.fmax(site.unit_max, high) if same_units and site.unit_max is not None else high
+            top = wide.amax(dim=[dim for dim in range(wide.dim()) if dim != axis]) if wide.dim() > 1 else wide
+            same_units = site.unit_max is not None and site.unit_max.shape == top.shape
+            site.unit_max = torch.fmax(site.unit_max, top) if same_units and site.unit_max is not None else top
             site.positions += wide.numel() // wide.shape[axis]
 
     @torch.no_grad()
@@ -323,8 +316,7 @@ class Look:
             count, sums = site.elements, site.sums
             variance = site.spread / count
             cell: dict[str, Number] = {"mean": site.mean, "std": variance**0.5, "rms": (variance + site.mean * site.mean) ** 0.5}
-            if site.low is not None and site.high is not None:
-                cell |= {"min": site.low, "max": site.high, "abs_max": torch.maximum(abs(torch.as_tensor(site.low)), abs(torch.as_tensor(site.high)))}
+            cell |= {"min": site.low, "max": site.high, "abs_max": -_smaller(site.low, -site.high)}
             cell |= {key: sums[key] for key in ("nan", "inf") if key in sums}
             if "zero" in sums:
                 cell["zero_share"] = sums["zero"] / count
@@ -342,26 +334,64 @@ def usable(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_nested and not tensor.is_quantized
 
 
-def _moments(wide: Tensor, wanted: bool) -> tuple[Number, Number, bool]:
-    """Mean, sum of squared deviations, and whether every element is known to be finite.
+MOMENTS = frozenset({"mean", "std", "rms"})
+Moments: TypeAlias = "tuple[Number, Number, Number, Number, dict[str, Number]]"
 
-    On CPU from a sum and a norm, the two fastest reductions there, unless the squares cancel; elsewhere in one pass, without a host read.
+
+def _on_host(wide: Tensor, function: str, want: frozenset[str]) -> Moments:
+    """Mean, sum of squared deviations, smallest, largest, and counts, as host numbers: through numpy, which is quicker on small tensors.
+
+    Only what is wanted is measured, the rest is 0. The spread comes from a sum and a dot product unless they cancel; a finite norm spares the
+    counting.
     """
+    values = wide.numpy().ravel(order="K")
+    count = values.size
+    mean = variance = smallest = largest = 0.0
+    with np.errstate(all="ignore"):  # NaN and infinity are what we look for, not worth a warning
+        square = float(values.dot(values)) / count
+        if want & MOMENTS:
+            mean = float(np.add.reduce(values)) / count
+            variance = square - mean * mean
+            if not variance > 1e-3 * square:  # a large mean: the difference of two large numbers would be rounding only
+                variance = float(values.var(dtype=np.float64))
+        if want & {"min", "abs_max"}:
+            smallest = float(np.minimum.reduce(values))
+        if want & {"max", "abs_max"}:
+            largest = float(np.maximum.reduce(values))
+        new: dict[str, Number] = {}
+        if "zero_share" in want:
+            new["zero"] = float(count - np.count_nonzero(values))
+        for key, test in (("nan", np.isnan), ("inf", np.isinf)):
+            if key in want:
+                new[key] = 0.0 if math.isfinite(square) else float(np.count_nonzero(test(values)))
+        if "saturated_share" in want and function in SATURATED:
+            low, high = SATURATED[function]
+            new["saturated"] = float(np.count_nonzero(values < low) + np.count_nonzero(values > high))
+        return mean, variance * count, smallest, largest, new
+
+
+def _on_device(wide: Tensor, function: str, want: frozenset[str]) -> Moments:
+    """The same as device scalars, without a host read."""
     count = wide.numel()
-    if wide.device.type != "cpu":
-        if not wanted:
-            return 0.0, 0.0, False
-        variance, mean = torch.var_mean(wide, correction=0)
-        return mean, variance * count, False
-    norm = float(torch.linalg.vector_norm(wide))
-    if not wanted:
-        return 0.0, 0.0, math.isfinite(norm)
-    mean = float(wide.sum()) / count
-    square = norm * norm / count
-    variance = square - mean * mean
-    if not variance > 1e-3 * square:  # a large mean: the difference of two large numbers would be rounding only
-        variance = float(wide.std(correction=0)) ** 2
-    return mean, variance * count, math.isfinite(norm)
+    variance, mean = torch.var_mean(wide, correction=0) if want & MOMENTS else (0.0, 0.0)
+    smallest, largest = torch.aminmax(wide)
+    new: dict[str, Number] = {}
+    if "zero_share" in want:
+        new["zero"] = count - torch.count_nonzero(wide)
+    for key, test in (("nan", torch.isnan), ("inf", torch.isinf)):
+        if key in want:
+            new[key] = torch.count_nonzero(test(wide))
+    if "saturated_share" in want and function in SATURATED:
+        low, high = SATURATED[function]
+        new["saturated"] = torch.count_nonzero((wide < low) | (wide > high))
+    return mean, variance * count, smallest, largest, new
+
+
+def _smaller(left: Number, right: Number) -> Number:
+    """The smaller of two numbers or device scalars; NaN where one is NaN."""
+    if isinstance(left, Tensor):
+        return torch.minimum(left, torch.as_tensor(right))
+    return left if left != left or left < right else right
 
 
 class _FunctionMode(TorchFunctionMode):

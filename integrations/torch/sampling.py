@@ -212,8 +212,8 @@ class Sampling:
             if names:
                 attempt.names["activation"] = names
                 for statistic, column in cells.items():
-                    if all(not isinstance(cell, Tensor) for cell in column):
-                        attempt.constant["activation", statistic] = np.array(column, dtype=np.float64)
+                    if attempt.norms.device.type == "cpu" or all(not isinstance(cell, Tensor) for cell in column):
+                        attempt.constant["activation", statistic] = np.array([float(cell) for cell in column])
                         continue
                     like = attempt.norms.new_empty((), dtype=torch.float32)
                     stacked = [cell.to(like) if isinstance(cell, Tensor) else like.new_full((), cell) for cell in column]
