@@ -84,6 +84,15 @@ def test_quiet_while_the_rate_rises():
     assert run(ExplodingGradient(), norm("1 x120, 9 x200", **rates("0.1 x320"))) == [(159, "GR101")]
 
 
+def test_quiet_while_the_loss_is_at_its_lowest():
+    """A loss without a bottom, or a net whose norms grow as it learns."""
+    assert run(ExplodingGradient(), norm("1 x120, 9 x200", **{"loss.value": "1..-5 x320"})) == []
+    assert run(ExplodingGradient(), norm("1 x120, 9 x200", **{"loss.value": "2..1 x120, 1.2 x200"})) == [(159, "GR101")]
+    assert run(ExplodingGradient(), norm("1 x120, 9 x200", **{"loss.value": "2..1 x200, 1.2 x120"})) == [(239, "GR101")]
+    two = {"loss.value": {"loss of optimizer 0": "2..1 x320", "loss of optimizer 1": "1..2 x320"}}
+    assert run(ExplodingGradient(), norm("1 x120, 9 x200", **two)) == [(159, "GR101")]
+
+
 def test_norms_from_a_low_rate_are_no_reference():
     """The norm grows with the rate; 100 steps at half of the new rate are needed."""
     warm = rates("0.01 x300, 0.1 x300")
