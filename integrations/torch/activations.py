@@ -20,7 +20,7 @@ from torch.nn.modules import module as module_internals
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from trainvet.integrations.torch.losses import Call, read_call, same, tensors_in
+from trainvet.integrations.torch.losses import KINDS, Call, read_call, same, tensors_in
 from trainvet.integrations.torch.plan import removes_bias
 
 MODULES: dict[type[nn.Module], str] = {
@@ -33,6 +33,8 @@ FUNCTIONS: dict[Any, str] = {
     F.tanh: "tanh", torch.tanh: "tanh", torch.tanh_: "tanh", Tensor.tanh: "tanh", Tensor.tanh_: "tanh",
 }  # fmt: skip
 PRODUCTS = frozenset({torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__})
+CLAMPS = frozenset({torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_, torch.clamp_min, torch.clamp_min_, Tensor.clamp_min, Tensor.clamp_min_})
+WATCHED = frozenset({*FUNCTIONS, *PRODUCTS, *CLAMPS, *KINDS})
 CHANNEL_SECOND = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
 # |x| beyond which the slope is below 5 % of its maximum, expressed in the output: sigmoid(4.36), tanh(2.18)
 SATURATED = {"sigmoid": (1 - 0.98738, 0.98738), "tanh": (-0.97477, 0.97477)}
@@ -115,7 +117,7 @@ class Look:
         self._stack: list[str] = []
         self._depth = 0
         self._made: set[int] = set()
-        self._gates: list[tuple[Tensor, Site]] = []
+        self._gates: dict[int, tuple[Tensor, Site]] = {}
         self._last: tuple[Tensor, str, nn.Module] | None = None
         self._counts: dict[tuple[str, str], int] = {}
         self._handles: list[Any] = []
@@ -140,7 +142,7 @@ class Look:
         if self._entered and _get_current_function_mode() is self._mode:
             self._mode.__exit__(None, None, None)
             self._entered = False
-        self._gates, self._last = [], None
+        self._gates, self._last = {}, None
         self._stack = []
 
     def stop(self) -> None:
@@ -174,12 +176,11 @@ class Look:
 
     def function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """A torch function was called in the forward (not inside one of our own reductions)."""
-        if self.error is not None or torch._C._current_graph_task_id() != -1:
+        if function not in WATCHED or self.error is not None or torch._C._current_graph_task_id() != -1:
             return
         started = time.perf_counter()
         try:
-            with torch.no_grad():
-                self._function(function, args, kwargs, result)
+            self._function(function, args, kwargs, result)
         except Exception as error:
             self._give_up(error)
         self.seconds += time.perf_counter() - started
@@ -188,7 +189,6 @@ class Look:
         self.error = error
         self.pause()
 
-    @torch.no_grad()
     def _module(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._inside_activation = False
         if path in self._stack:
@@ -216,21 +216,21 @@ class Look:
             site = self._site(path or type(module).__name__, path, type(module).__name__, function, order, shown)
             self._reduce(site, shown, axis)
             if function in SATURATED:
-                self._gates.append((shown, site))
+                self._gates[id(shown)] = shown, site
             self._last = (shown, path, module)
 
     def _function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         call = read_call(function, args, kwargs, result)
         if call is not None:
             self.calls.append(call)
-            for tensor, site in self._gates:
+            for tensor, site in self._gates.values():
                 if same(tensor, call.prediction):
                     site.role = "output"
             return
         if function in PRODUCTS:
-            for tensor, site in self._gates:
-                if not site.role and any(argument is tensor for argument in args[:2]):
-                    site.role = "gate"
+            for argument in args[:2]:
+                if id(argument) in self._gates and not self._gates[id(argument)][1].role:
+                    self._gates[id(argument)][1].role = "gate"
             return
         name = FUNCTIONS.get(function) or self._clamp(function, args, kwargs)
         if name is None or not isinstance(result, Tensor) or not result.is_floating_point() or not usable(result):
@@ -246,7 +246,7 @@ class Look:
         last = self._last[2] if self._last is not None else None
         self._reduce(site, result, 1 if result.dim() > 2 and isinstance(last, CHANNEL_SECOND) else -1)
         if name in SATURATED:
-            self._gates.append((result, site))
+            self._gates[id(result)] = result, site
 
     def finish(self) -> None:
         """After the forward: a sigmoid or tanh that nothing follows is the model's output."""
@@ -278,7 +278,7 @@ class Look:
 
     @staticmethod
     def _clamp(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-        if function not in (torch.clamp, Tensor.clamp, Tensor.clamp_, torch.clamp_min, Tensor.clamp_min):
+        if function not in CLAMPS:
             return None
         low = kwargs.get("min", args[1] if len(args) > 1 else None)
         high = kwargs.get("max", args[2] if len(args) > 2 else None)

@@ -44,8 +44,10 @@ class Call:
 def read_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Call | None:
     """A loss call as data; None where ``function`` is not a loss function or its arguments are unusual."""
     kind = KINDS.get(function)
+    if kind is None or not isinstance(result, Tensor):
+        return None
     tensors = [*args[:2], *(kwargs[name] for name in ("input", "target") if name in kwargs)]
-    if kind is None or len(tensors) < 2 or not isinstance(result, Tensor):
+    if len(tensors) < 2:
         return None
     if not isinstance(tensors[0], Tensor) or not isinstance(tensors[1], Tensor):
         return None

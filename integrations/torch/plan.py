@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainvet.statistics import Optimizer, Subject
+from trainvet.integrations.torch import host, kernels
+from trainvet.statistics import Optimizer, Subject, Vector
 
 SKETCH = 1024
 TOUCHED_ROWS = 64
@@ -212,7 +213,7 @@ class Sketch:
     """A fixed random sample of each parameter's elements, taken before and after an update.
 
     Up to ``SKETCH`` elements of every parameter, chosen by a generator of our own; of an embedding, the rows with the largest gradient of the
-    step, since the others do not move. ``before`` and ``after`` hold one flat tensor per parameter.
+    step, since the others do not move.
     """
 
     def __init__(self, owned: Owned, embeddings: frozenset[str]) -> None:
@@ -226,7 +227,8 @@ class Sketch:
                 self.indices.append(torch.randint(parameter.numel(), (SKETCH,), generator=generator).to(parameter.device))
         self.rows = [name in embeddings and parameter.numel() > SKETCH for name, parameter in zip(owned.names, owned.tensors, strict=True)]
         self.chosen: list[Tensor | None] = []
-        self.before: list[Tensor] = []
+        self._before: list[Tensor] = []
+        self._host_before: host.Array | None = None
 
     @torch.no_grad()
     def take(self, whole: frozenset[str] = frozenset()) -> None:
@@ -239,13 +241,23 @@ class Sketch:
             elif self.rows[position] and parameter.grad is not None:
                 index = touched(parameter)
             self.chosen.append(index)
-        self.before = [pick(parameter, index).clone() for parameter, index in zip(self.owned.tensors, self.chosen, strict=True)]
+        values = host.arrays(self.owned.tensors)
+        if values:
+            self._host_before = host.pick(values, self.chosen)[0]
+        else:
+            self._before = [pick(parameter, index).clone() for parameter, index in zip(self.owned.tensors, self.chosen, strict=True)]
 
     @torch.no_grad()
-    def compare(self) -> tuple[list[Tensor], list[Tensor]]:
-        """After the update: flat samples before and after, per parameter."""
-        after = [pick(parameter, index) for parameter, index in zip(self.owned.tensors, self.chosen, strict=True)]
-        return self.before, after
+    def compare(self) -> dict[str, Vector] | dict[str, Tensor]:
+        """After the update: update.ratio, update.rms and update.unchanged [P], known already where the parameters lie in host memory."""
+        before, host_before = self._before, self._host_before
+        self._before, self._host_before = [], None
+        values = host.arrays(self.owned.tensors) if host_before is not None else None
+        if values and host_before is not None:
+            after, sizes = host.pick(values, self.chosen)
+            return host.update_columns(host_before, after, sizes)
+        after_all = [pick(parameter, index) for parameter, index in zip(self.owned.tensors, self.chosen, strict=True)]
+        return kernels.update_columns(before, after_all)
 
 
 def touched(parameter: nn.Parameter) -> Tensor:

@@ -18,7 +18,6 @@ from trainvet.monitor import Monitor
 from trainvet.statistics import Loss, Subject, Table, Vector
 
 LINEAR = frozenset({"norm", "rms", "mean", "abs_mean", "std", "abs_max", "min", "max"})
-HOST = {("cpu", torch.float32), ("cpu", torch.float64)}
 SUSPECT = 3  # samples with an unchanged sketch after which a parameter is compared in full
 
 
@@ -113,8 +112,11 @@ class Sampling:
             self._columns(attempt, "weight", weights, want | {"weight.norm"})
         if attempt.sketch is not None:
             attempt.names["update"] = owned.names
-            self._update(attempt, *attempt.sketch.compare())
-            attempt.sketch.before = []
+            for name, column in attempt.sketch.compare().items():
+                if isinstance(column, Tensor):
+                    attempt.parts.append(("update", name, column))
+                else:
+                    attempt.constant["update", name] = column
             attempt.sketch = None
         if any(key.startswith("buffer.") for key in want):
             self._buffers(attempt, want)
@@ -181,14 +183,6 @@ class Sampling:
         attempt.parts += [(target, name, column) for name, column in found.items()]
         if f"{target}.norm" in want and norms is None:
             attempt.parts.append((target, "norm", measured))
-
-    @staticmethod
-    def _update(attempt: Attempt, before: list[Tensor], after: list[Tensor]) -> None:
-        if before and {(sample.device.type, sample.dtype) for sample in before} <= HOST:
-            columns = host.update_columns(torch.cat(before).numpy(), torch.cat(after).numpy(), [sample.numel() for sample in before])
-            attempt.constant |= {("update", name): column for name, column in columns.items()}
-            return
-        attempt.parts += [("update", name, column) for name, column in kernels.update_columns(before, after).items()]
 
     def _buffers(self, attempt: Attempt, want: frozenset[str]) -> None:
         self.plan.refresh_buffers()
