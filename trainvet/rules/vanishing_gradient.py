@@ -59,13 +59,14 @@ class VanishingGradient(Rule):
         self._early = PerSubject(rms=-1.0)
         self._streak = Streak(self.patience)
         self._parts: list[tuple[Optimizer, Rows]] = []
+        self._depth: dict[str, tuple[tuple[str, ...], Any]] = {}
         self._samples = 0
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """Which matrices each optimizer holds."""
         self._facts = facts
         self._rate.begin(facts)
-        self._parts = []
+        self._parts, self._depth = [], {}
         for optimizer in facts.optimizers:
             rows, plan = Rows(), facts.parameters
             held = (plan[name] for name in optimizer.parameters if name in plan)
@@ -129,8 +130,11 @@ class VanishingGradient(Rule):
 
     def _faded(self, names: tuple[str, ...], rms: Vector, alive: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], float, float]:
         """Matrices far below the last quarter where the first quarter is; the medians of the two, (0, 0) where they are not known."""
-        depth = np.array([self._facts.parameters[name].depth for name in names])
-        order = [int(row) for row in np.argsort(depth, kind="stable") if alive[row] and depth[row] >= 0]
+        if self._depth.get(names[0], ((), None))[0] is not names:
+            self._depth[names[0]] = names, np.array([self._facts.parameters[name].depth for name in names])
+        depth = self._depth[names[0]][1]
+        order = np.argsort(depth, kind="stable")
+        order = order[(alive & (depth >= 0))[order]]
         quarter = len(order) // 4
         if not quarter:
             return np.zeros(len(names), dtype=bool), 0.0, 0.0
