@@ -32,6 +32,7 @@ FIRES = [
     (scaler("0 x30, 1 x10"), 39),
     (scaler(often(10, 30)), 310),  # ten halvings with applied steps between: seen with the tenth lower scale
     (scaler(often(4, 30), start=8.0), 124),  # below 1
+    (scaler("1 x8, 0 x19, 1, 0 x19, 1, 0 x3", start=2.0**24), 48),  # never 20 applied in a row before the ten
     ({"run.skipped": "0 x20", "run.loss_scale": "8 x10, 0.95 x10"}, 10),
     ({"run.skipped": "0 x20", "run.loss_scale": "8 x10, nan x10"}, 10),
     ({"run.skipped": "0 x20, 1 x12", "run.loss_scale": "8 x32"}, 29),  # a scale that is at its floor, or fixed
@@ -40,6 +41,7 @@ QUIET = [
     scaler("1 x9, 0 x300"),
     scaler("0 x30, 1 x9, 0 x30, 1 x9", start=2.0**30, growth=20),
     scaler("1 x8, 0 x300", start=2.0**24),  # calibration
+    scaler("1 x8, 0 x20, 1, 0 x30, 1, 0 x30", start=2.0**24),  # calibration, and two more later
     scaler(often(9, 30)),
     scaler(often(3, 30), start=8.0),  # down to 1, not below
     *(scaler(often(20, growth + 1), growth=growth) for growth in (1, 10, 20)),  # one skip after every growth

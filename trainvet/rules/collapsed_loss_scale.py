@@ -10,6 +10,8 @@ from trainvet.finding import Finding, Severity
 from trainvet.rule import Rule
 from trainvet.statistics import Snapshot
 
+SETTLED = 20  # applied steps in a row after which the scaler has found its size; what was lowered before that was its search
+
 
 @dataclasses.dataclass
 class CollapsedLossScale(Rule):
@@ -46,6 +48,7 @@ class CollapsedLossScale(Rule):
 
     def __post_init__(self) -> None:
         self._kept: dict[str, float] = {"start": 0.0, "last": 0.0, "worked": 0.0, "lowered": 0, "lowered from": 0, "row": 0, "row from": 0, "told": 0}
+        self._kept["clean"] = 0
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """Judge every attempted step; a block in which nothing is skipped and the scale stays is passed over."""
@@ -56,6 +59,7 @@ class CollapsedLossScale(Rule):
         flags = dict(zip(skipped.steps.tolist(), (skipped.values > 0).tolist(), strict=True))
         calm = not any(flags.values()) and bool((scales.values == self._kept["last"]).all())
         first = 0 if not calm else len(scales.steps) - 1  # in a calm block every row says the same
+        self._kept["clean"] += first
         for step, scale in zip(scales.steps[first:].tolist(), scales.values[first:].tolist(), strict=True):
             yield from self._judge(step, scale, flags.get(step, False))
 
@@ -67,9 +71,11 @@ class CollapsedLossScale(Rule):
         elif scale > kept["last"]:
             kept["lowered"] = 0
         if skipped:
+            kept["clean"] = kept["clean"] if kept["clean"] >= SETTLED else 0
             kept.update({"row": kept["row"] + 1, "row from": kept["row from"] if kept["row"] else step})
         else:
-            kept.update({"row": 0, "worked": scale})
+            settled = kept["clean"] < SETTLED <= kept["clean"] + 1 and not kept["told"]
+            kept.update({"row": 0, "worked": scale, "clean": kept["clean"] + 1, "lowered": 0 if settled else kept["lowered"]})
         kept["last"] = scale
         fell = not scale >= self.lowest and kept["start"] >= self.lowest
         stuck = kept["row"] >= self.skips
