@@ -259,7 +259,7 @@ class Probe:
         reached = "weights" in finding.evidence  # then it is too late for a replay
         if self.replay is None or reached or any(name.split(".")[0] in ("input", "label") for name in finding.subjects):
             return finding
-        runs = self.replay.runs(finding.step)
+        runs = self.replay.runs(finding.step) if alone() else []
         origin, batch = None, self._index
         for index, run in runs:
             origin, batch = locate(self.module, run), index
@@ -279,6 +279,8 @@ class Probe:
         )
 
     def _why_no_replay(self) -> str:
+        if not alone():
+            return "the batch was not run again: several processes train together, and one that runs alone may wait for the others for ever"
         if self.known.manual_optimization:
             return "the batch was not run again: training_step steps the optimizers by itself"
         if not self._before_update and (self.guard is None or not self.guard.latched):
@@ -401,6 +403,11 @@ def _late_evidence(attempt: Attempt) -> dict[str, Table]:
 
 def _host(columns: dict[str, Tensor]) -> dict[str, Vector]:
     return {name: column.cpu().double().numpy() for name, column in columns.items()}
+
+
+def alone() -> bool:
+    """Is this the only process of the training?"""
+    return not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1)
 
 
 def rates(optimizer: torch.optim.Optimizer, wait: bool) -> tuple[float | Tensor, ...]:
