@@ -97,7 +97,7 @@ MODES: dict[str, Any] = {
     "guarded": {"guard": True, "optimizer_arguments": {"lr": 1e-4, "fused": True}},
     "scaled": {"scaler": True},
 }
-CEILINGS = {"observing": (6, 2), "guarded": (11, 7), "scaled": (9, 3)}  # framework calls, and tensors made besides a number per gradient
+CEILINGS = {"observing": (3, 2), "guarded": (8, 7), "scaled": (6, 3)}  # framework calls without views, and tensors made besides a number per gradient
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -111,7 +111,8 @@ def test_a_hot_step_stays_below_its_ceilings(mode: str) -> None:
     driven, cost, gradient_bytes = measured(**arguments)
     assert cost.host_reads == 0
     calls, tensors = CEILINGS[mode]
-    assert sum(cost.calls.values()) / 20 <= calls, cost.calls
+    working = sum(count for name, count in cost.calls.items() if not name.startswith(VIEWS))  # how many views a call makes differs by version
+    assert working / 20 <= calls, cost.calls
     assert cost.allocations / 20 <= tensors + 20, cost.calls
     assert cost.bytes_read / 20 <= 1.01 * gradient_bytes, "one read of the gradients"
     driven.end()
