@@ -29,6 +29,8 @@ class Diagnostics(Watching, keras.callbacks.Callback):
         keras.callbacks.Callback.__init__(self)
         Watching.__init__(self, *args, **kwargs)
         self._probe: Probe | None = None
+        self._earlier: Probe | None = None
+        self._companions: tuple[Any, ...] = ()
         self._owner = False
         self._begun = False
         self._spent = 0.0
@@ -62,11 +64,11 @@ class Diagnostics(Watching, keras.callbacks.Callback):
             hyper_parameters={**hyper_parameters(model), **{key: value for key, value in (self.params or {}).items() if value is not None}},
             stop=lambda: setattr(model, "stop_training", True),
         )
-        before = self._session
+        before, self._earlier = self._session, self._probe
         for callback in mine:
             callback._session, callback._owner, callback._probe = session, callback is self, None
         self._begun, self._spent = False, 0.0
-        if before is not None and before.monitor.step:
+        if before is not None and before.monitor.step and self._earlier is not None and self._earlier.model is model:
             session.monitor.load_state_dict(before.monitor.state_dict())
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -74,6 +76,7 @@ class Diagnostics(Watching, keras.callbacks.Callback):
         if self._owner and self._session is not None:
             self._drain()
             self._session.end()
+            self.__dict__.pop("on_train_batch_begin", None)
 
     @guarded
     def _drain(self) -> None:
@@ -108,14 +111,11 @@ class Diagnostics(Watching, keras.callbacks.Callback):
             after=self._judge,
             lost=session.abort,
             failed=session.fail,
+            earlier=self._earlier,
         )
+        self._earlier = None
+        self.__dict__["on_train_batch_begin"] = self._probe.stepper.arm  # without a detour: it is called at every batch
         session.begin(self._probe, monitor.step)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Put our step in front of the user's, for one call."""
-        probe = self._probe
-        if probe is not None and self._session is not None and self._session.alive:
-            probe.arm()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation follows the epoch's last batch and will reset the metrics."""
@@ -139,7 +139,8 @@ class Diagnostics(Watching, keras.callbacks.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing that is alive travels in a copy or pickle."""
-        return {**super().__getstate__(), "_probe": None, "_owner": False, "_model": None, "_companions": ()}
+        kept = {name: value for name, value in super().__getstate__().items() if name != "on_train_batch_begin"}
+        return {**kept, "_probe": None, "_earlier": None, "_owner": False, "_model": None, "_companions": ()}
 
 
 def _companions() -> tuple[Any, ...]:

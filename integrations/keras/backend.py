@@ -20,13 +20,14 @@ class UnmeasurableError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """One layer of a replayed forward: were its input, its weights and its output finite, and the range of a finite input (NaN: no input)."""
+    """One layer of a replayed forward: were its input, its weights and its output free of NaN and +Inf (-Inf is what masks are made of), and the
+    range of a clean input (NaN: no input)."""
 
     name: str
     kind: str
-    finite_input: bool
-    finite_weights: bool
-    finite_output: bool
+    clean_input: bool
+    clean_weights: bool
+    clean_output: bool
     low: float
     high: float
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,8 +20,10 @@ from trainvet.statistics import Track, Vector
 class Journal:
     """Turns logs and readings into series. A step is handed in once, in order; ``first`` is the next one when the fit begins."""
 
-    def __init__(self, model: Any, optimizers: Mapping[str, Any], first: int, applied: int) -> None:
+    def __init__(self, model: Any, optimizers: Mapping[str, Any], first: int, applied: int, before_bad: Callable[[int], None]) -> None:
+        """``before_bad`` is called with the last good step when all is written of it and nothing yet of the bad one that follows."""
         self.model = model
+        self.before_bad = before_bad
         self.optimizers = optimizers
         self.dynamic = next((optimizer for optimizer in optimizers.values() if getattr(optimizer, "inner_optimizer", None) is not None), None)
         self.accumulation = known.accumulation_of(optimizers.values())
@@ -30,6 +32,7 @@ class Journal:
         self.series = Series(applied, self.accumulation, start % self.accumulation)
         self._first = self._next = self._block = first
         self._losses: dict[str, RunningMean] = {}
+        self._names: list[str] = []
         self._rates: dict[str, tuple[int, float]] = {}
         self._scale = math.nan
 
@@ -49,61 +52,78 @@ class Journal:
             if loss.waiting:
                 self._put_loss(name, loss.close(self._count(name)))
 
-    def light(self, step: int, logs: Any, batches: int) -> bool:
-        """A block that ended with ``step`` was not measured as a whole; True when a loss has just become non-finite."""
-        if self.dynamic is not None:
-            self._follow_scale(step)
-        self._advance(step)
-        self._block = step + 1
+    def light(self, blocks: Sequence[tuple[int, Any, int]]) -> bool:
+        """Blocks that were not measured as a whole: (last step, logs, batches). True when a loss has become non-finite in them."""
         broke = False
-        for name in known.loss_names(logs):
-            loss, value = self._losses.get(name), float(logs[name])
-            if loss is None:
-                count = self._count(name)
-                loss = self._losses[name] = RunningMean() if count else Instant()
-                self._put_loss(name, loss.sampled(step, value, count, 0.0, None))
-            elif loss.light(step, value, batches):
-                count = self._count(name)
-                weight = (loss.weight or 0.0) * batches
-                self._put_loss(name, [*loss.close(None if count is None else count - weight), (step, value)])
-                broke = True
+        for place, (step, logs, batches) in enumerate(blocks):
+            if self.dynamic is not None:
+                self._follow_scale(step)
+            self._advance(step)
+            self._block = step + 1
+            for name in self._names or self._find_names(logs):
+                loss, value = self._losses.get(name), float(logs[name])
+                if loss is None:
+                    count = self._count(name)
+                    loss = self._losses[name] = RunningMean() if count else Instant()
+                    self._put_loss(name, loss.sampled(step, value, count, 0.0, None))
+                elif loss.light(step, value, batches):
+                    count, since = self._count(name), sum(block[2] for block in blocks[place:])
+                    self._put_loss(name, loss.close(None if count is None else count - (loss.weight or 0.0) * since))
+                    if not broke:
+                        self.before_bad(step - batches)
+                    self._put_loss(name, [(step, value)])
+                    broke = True
         return broke
 
-    def measured(self, step: int, logs: Any, reading: Reading, held: bool, block: int) -> None:
-        """One batch of a block of ``block`` batches was measured."""
-        skipped = held or (self.dynamic is not None and reading.number("run", "advanced", 1.0) == 0)
+    def measured(self, step: int, logs: Any, reading: Reading, bad: bool, held: bool, dropped: bool, block: int) -> None:
+        """One batch of a block of ``block`` batches was measured. ``bad``: it is not finite; ``held``: the guard kept its update back;
+        ``dropped``: and the run goes on."""
+        skipped = dropped or (self.dynamic is not None and reading.number("run", "advanced", 1.0) == 0)
         self._advance(step - 1)
-        self._advance(step, not skipped)
-        for name in known.loss_names(logs):
-            count = reading.raw.get("run", {}).get(f"count:{name}", {}).get("value")
+        self._advance(step, not skipped and not held)
+        run = dict(zip(reading.layout.names["run"], reading.raw["run"]["value"].tolist(), strict=True))
+        ready: list[tuple[str, int, float]] = []
+        for name in self._names or self._find_names(logs):
+            count = run.get(f"count:{name}")
             if name not in self._losses:  # a metric that counts nothing is not where the user's own step gets its loss from
                 self._losses[name] = RunningMean() if count else Instant()
             loss = self._losses[name]
-            exact = reading.raw["loss"].get("loss", {}).get("value") if name == "loss" and "loss" in reading.raw else None
+            exact = reading.number("loss", "loss") if name == "loss" and "loss" in reading.raw else None
             value = float(logs[name])
             if block == 1:
-                self._put_loss(name, loss.sampled(step, value, count, reading.number("run", "batch"), exact))
-                continue
-            bad = next((number for number in (exact, value) if number is not None and not math.isfinite(number)), None)
-            self._put_loss(name, loss.verify(count, step - self._block + 1))
-            if bad is not None and not loss.broken:
-                loss.broken = True
-                self._put_loss(name, [(step, bad)])
+                found = loss.sampled(step, value, count, run.get("batch", 0.0), exact)
+            else:
+                found = loss.verify(count, step - self._block + 1)
+                wrong = next((number for number in (exact, value) if number is not None and not math.isfinite(number)), None)
+                if wrong is not None and not loss.broken:
+                    loss.broken = True
+                    found = [*found, (step, wrong)]
+            ready += [(name, at, number) for at, number in found]
+        for now in (False, True):
+            if now and bad:
+                self.before_bad(step - 1)
+            for name, at, number in ready:
+                if (at == step) == now:
+                    self._put_loss(name, [(at, number)])
         for name in self.optimizers:
-            self._put_rate(name, step, reading)
+            self._put_rate(name, step, run.get(f"iterations:{name}"), reading)
         if self.dynamic is not None:
-            self.series.add("run.loss_scale", "run", step, reading.number("run", "scale", self._scale))
+            self.series.add("run.loss_scale", "run", step, run.get("scale", self._scale))
             self._scale = scalar(self.dynamic.dynamic_scale)
-        if self.dynamic is not None or held:
+        if self.dynamic is not None or dropped:
             self.series.add("run.skipped", "run", step, float(skipped))
 
     def gradient_norm(self, step: int, value: float) -> None:
         """The norm over all gradients of a measured step."""
         self.series.add("run.gradient_norm", "run", step, value)
 
-    def flush(self) -> Mapping[str, Mapping[str, Track]]:
-        """Everything since the last flush."""
-        return self.series.flush()
+    def applied(self, step: int) -> int:
+        """How many steps up to this one changed weights."""
+        return self.series.applied_at(step)
+
+    def flush(self, step: int) -> Mapping[str, Mapping[str, Track]]:
+        """Everything since the last flush, which ends at ``step``."""
+        return self.series.flush(step)
 
     # ---- inside
 
@@ -124,6 +144,10 @@ class Journal:
             self._advance(at, not skipped)
         self._scale = scale
 
+    def _find_names(self, logs: Any) -> list[str]:
+        self._names = known.loss_names(logs)
+        return self._names
+
     def _count(self, name: str) -> float | None:
         metric = known.running_means(self.model).get(name)
         return None if metric is None else scalar(metric.count)
@@ -132,7 +156,7 @@ class Journal:
         for step, value in values:
             self.series.add("loss.value", name.removesuffix("_loss"), step, value)
 
-    def _put_rate(self, name: str, step: int, reading: Reading) -> None:
+    def _put_rate(self, name: str, step: int, at: float | None, reading: Reading) -> None:
         """A measured step's rate, and those of the steps since the one before it where they are known: constant, or from the schedule.
 
         A schedule is evaluated here: a second reader of its value in the step would change how the graph is optimised, and so the last bit.
@@ -141,14 +165,14 @@ class Journal:
         schedule, before = getattr(known.inner(optimizer), "_learning_rate", None), self._rates.get(name)
         between = np.arange(before[0] + 1 if before is not None else step, step)
         values: Vector | None = None
+        rate: float | None = None
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-            at = reading.number("run", f"iterations:{name}")
-            now = rates(schedule, np.array([at]))
+            now = rates(schedule, np.array([at])) if at is not None else None
             rate = float(now[0]) if now is not None else None
-            if self.dynamic is None and type(schedule).__module__.startswith("keras."):
+            if at is not None and self.dynamic is None and type(schedule).__module__.startswith("keras."):
                 values = rates(schedule, at - step + between.astype(np.float64))
         else:
-            rate = reading.raw.get("optimizer", {}).get(name, {}).get("value")
+            rate = reading.number("optimizer", name, math.nan) if name in reading.layout.names.get("optimizer", ()) else None
             values = np.full(len(between), before[1]) if before is not None and before[1] == rate else None
         if rate is None:
             return

@@ -1,14 +1,14 @@
-"""One packed vector per sampled step: what is put where in the graph, and how the host reads it back."""
+"""One packed vector per measured step: what is put where in the graph, and how the host makes tables of it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from trainvet.statistics import Subject, Vector
+from trainvet.statistics import Subject, Table, Vector
 
 # statistic wanted -> raw numbers that are reduced on the device for it
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -17,6 +17,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "saturated_share": ("saturated",), "dead_share": ("units",), "batches": ("units",), "positions": ("units",), "nan": ("nan",), "inf": ("inf",),
     "nonfinite": ("nonfinite",), "present": (), "count": (), "ratio": ("square", "before"), "unchanged": ("unchanged",),
 }  # fmt: skip
+# what a raw number is where it was not reduced: a subject without a gradient has 0 everywhere
+ABSENT = {"exact": -1.0, "present": 1.0}
+Raw = dict[str, Vector]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,14 @@ class Slot:
     names: tuple[str, ...]
     start: int
     width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The names of a target in another order, and where each of them stands in its columns."""
+
+    names: tuple[str, ...]
+    index: np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Layout:
@@ -42,8 +53,11 @@ class Layout:
         self.size = 0
         self.counts: dict[tuple[str, str], float] = {}
         self.subjects: dict[tuple[str, str], Subject] = {}
+        self.names: dict[str, tuple[str, ...]] = {}
+        self.places: list[np.ndarray[Any, np.dtype[np.int64]] | None] = []
+        self.sizes: dict[str, Vector] = {}
 
-    def add(self, target: str, raw: str, cells: Mapping[str, Any], stack: Any) -> None:
+    def add(self, target: str, raw: str, cells: Mapping[str, Any], stack: Callable[[list[Any]], Any]) -> None:
         """One number per name; ``stack`` makes a vector of scalars."""
         if cells:
             self.slots.append(Slot(target, raw, tuple(cells), self.size, len(cells)))
@@ -56,97 +70,131 @@ class Layout:
         self.tensors.append(tensor)
         self.size += width
 
+    def by(self, target: str, depth: Mapping[str, int]) -> Order:
+        """The names of a target by their ``depth``, unknown ones last."""
+        names = self.names.get(target, ())
+        index = np.array(sorted(range(len(names)), key=lambda place: depth.get(names[place], len(depth))), dtype=np.int64)
+        return Order(tuple(names[place] for place in index), index)
+
     def seal(self) -> Layout:
-        """Drop the tensors, which belong to a graph; what is left describes the vector."""
+        """Drop the tensors, which belong to a graph, and work out where each slot's numbers go in its target's columns."""
         self.tensors = []
+        order: dict[str, dict[str, int]] = {}
+        for slot in self.slots:
+            place = order.setdefault(slot.target, {})
+            for name in slot.names:
+                place.setdefault(name, len(place))
+        shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # equal lists of names are one object, so that rules can compare them at no cost
+        self.names = {target: shared.setdefault(tuple(place), tuple(place)) for target, place in order.items()}
+        self.places = [
+            None if slot.names == self.names[slot.target] else np.array([order[slot.target][name] for name in slot.names], dtype=np.int64)
+            for slot in self.slots
+        ]
+        self.sizes = {target: np.array([self.counts.get((target, name), 0.0) for name in names]) for target, names in self.names.items()}
         return self
 
 
 class Reading:
-    """One packed vector, cut up: ``raw[target][name]`` is {raw name: number}; ``units[name]`` the per-unit maxima of a layer."""
+    """One packed vector, cut up: ``raw[target]`` is {raw number: float64 [names of the target]}; ``units[name]`` the per-unit maxima of a layer."""
 
     def __init__(self, layout: Layout, vector: Vector) -> None:
-        self.raw: dict[str, dict[str, dict[str, float]]] = {}
+        self.layout = layout
+        self.raw: dict[str, Raw] = {}
         self.units: dict[str, Vector] = {}
-        for slot in layout.slots:
+        for slot, place in zip(layout.slots, layout.places, strict=True):
             part = vector[slot.start : slot.start + slot.width]
             if slot.raw == "units":
                 self.units[slot.names[0]] = part
                 continue
-            rows = self.raw.setdefault(slot.target, {})
-            for name, value in zip(slot.names, part.tolist(), strict=True):
-                rows.setdefault(name, {})[slot.raw] = value
-        for (target, name), count in layout.counts.items():
-            self.raw.setdefault(target, {}).setdefault(name, {}).setdefault("count", count)
+            columns = self.raw.setdefault(slot.target, {})
+            if place is not None:
+                whole = np.full(len(layout.names[slot.target]), ABSENT.get(slot.raw, 0.0))
+                whole[place] = part
+                part = whole
+            columns[slot.raw] = part
+        for target, columns in self.raw.items():
+            sizes = layout.sizes[target]
+            columns["count"] = np.where(columns["count"] > 0, columns["count"], sizes) if "count" in columns else sizes
 
     def number(self, target: str, name: str, default: float = 0.0) -> float:
         """The raw number "value" of a subject."""
-        return self.raw.get(target, {}).get(name, {}).get("value", default)
+        names = self.layout.names.get(target, ())
+        return float(self.raw[target]["value"][names.index(name)]) if name in names else default
+
+    def set(self, target: str, raw: str, values: Mapping[str, float]) -> None:
+        """Numbers that the host works out, 0 where there is none."""
+        self.raw[target][raw] = np.array([values.get(name, 0.0) for name in self.layout.names[target]])
+
+    def table(self, target: str, statistics: Iterable[str], order: Order | None = None) -> Table | None:
+        """The statistics ("norm", "mean", …) of all subjects of a target, in another ``order`` if one is given; None where nothing was measured."""
+        raw = self.raw.get(target)
+        filled = {name: FORMULAS[name](raw) for name in statistics if name in FORMULAS} if raw else {}
+        if not filled:
+            return None
+        if order is not None:
+            return Table(order.names, {name: column[order.index] for name, column in filled.items()})
+        return Table(self.layout.names[target], filled)
 
 
 def needed(want: Iterable[str], target: str) -> frozenset[str]:
     """The raw numbers to reduce for the statistics of ``target`` in ``want``."""
-    names = [key.split(".", 1)[1] for key in want if key.startswith(f"{target}.")]
-    return frozenset(raw for name in names for raw in NEEDS[name])
+    return frozenset(raw for key in want if key.startswith(f"{target}.") for raw in NEEDS[key.split(".", 1)[1]])
 
 
-def columns(rows: Mapping[str, Mapping[str, float]], want: frozenset[str], target: str) -> dict[str, Vector]:
-    """Statistics of all subjects of a target (float64 [S]) from their raw numbers. A subject without a gradient has 0 everywhere."""
-    found = {}
-    for key in sorted(want):
-        owner, name = key.split(".", 1)
-        if owner == target and name in FORMULAS:
-            found[name] = np.array([FORMULAS[name](row) for row in rows.values()], dtype=np.float64)
-    return found
+def _get(raw: Raw, name: str) -> Vector:
+    found = raw.get(name)
+    return np.full(len(raw["count"]), ABSENT.get(name, 0.0)) if found is None else found
 
 
-def _share(row: Mapping[str, float], raw: str, of: str = "count") -> float:
-    count = row.get(of, row.get("count", 0.0))  # "valid": elements that are not masked
-    return row.get(raw, 0.0) / count if count > 0 else 0.0
+def _share(name: str) -> Callable[[Raw], Vector]:
+    def share(raw: Raw) -> Vector:
+        return np.asarray(_get(raw, name) / np.maximum(raw["count"], 1.0))
+
+    return share
 
 
-def _root(value: float) -> float:
-    return float(np.sqrt(value)) if value >= 0 or np.isnan(value) else 0.0
+def _valid_share(name: str, rest: bool = False) -> Callable[[Raw], Vector]:
+    """A share of the elements that are not masked."""
+
+    def share(raw: Raw) -> Vector:
+        valid = np.where(_get(raw, "valid") > 0, _get(raw, "valid"), raw["count"])
+        found = _get(raw, name) / np.maximum(valid, 1.0)
+        return np.asarray(np.where(valid > 0, 1.0 - found, 0.0) if rest else found)
+
+    return share
 
 
-def _ratio(row: Mapping[str, float]) -> float:
-    change, size = _root(row.get("square", 0.0)), _root(row.get("before", 0.0))
-    if size == 0:
-        return np.inf if change > 0 else 0.0
-    return change / size
+def _norm(raw: Raw) -> Vector:
+    exact = _get(raw, "exact")  # only taken where the sum of squares left float32
+    return np.asarray(np.where(exact == -1.0, np.sqrt(np.maximum(_get(raw, "square"), 0.0)), exact))
 
 
-def _norm(row: Mapping[str, float]) -> float:
-    exact = row.get("exact", -1.0)  # only taken where the sum of squares left float32
-    return _root(row.get("square", 0.0)) if exact == -1.0 else exact
+def _rms(raw: Raw) -> Vector:
+    return np.asarray(_norm(raw) / np.sqrt(np.maximum(raw["count"], 1.0)))
 
 
-def _abs_max(row: Mapping[str, float]) -> float:
-    low, high = row.get("min", 0.0), row.get("max", 0.0)
-    return float(np.maximum(abs(low), abs(high)))  # keeps NaN
+def _ratio(raw: Raw) -> Vector:
+    change, size = np.sqrt(_get(raw, "square")), np.sqrt(_get(raw, "before"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(size == 0, np.where(change > 0, np.inf, 0.0), change / size))
 
 
-FORMULAS: dict[str, Any] = {
+def _plain(name: str) -> Callable[[Raw], Vector]:
+    return lambda raw: _get(raw, name)
+
+
+FORMULAS: dict[str, Callable[[Raw], Vector]] = {
     "norm": _norm,
-    "rms": lambda row: _norm(row) / np.sqrt(row["count"]) if row.get("count", 0.0) > 0 else 0.0,
-    "mean": lambda row: _share(row, "sum"),
-    "abs_mean": lambda row: _share(row, "abs_sum"),
-    "mean_square": lambda row: _share(row, "square"),
-    "std": lambda row: _root(row.get("variance", 0.0)),
-    "abs_max": _abs_max,
-    "min": lambda row: row.get("min", 0.0),
-    "max": lambda row: row.get("max", 0.0),
-    "zero_share": lambda row: 1.0 - _share(row, "nonzero", "valid") if row.get("count", 0.0) > 0 else 0.0,
-    "saturated_share": lambda row: _share(row, "saturated", "valid"),
-    "nan": lambda row: row.get("nan", 0.0),
-    "inf": lambda row: row.get("inf", 0.0),
-    "nonfinite": lambda row: row.get("nonfinite", 0.0),
-    "present": lambda row: row.get("present", 1.0),
-    "count": lambda row: row.get("samples", 0.0),
-    "identical_rows": lambda row: row.get("identical", 0.0),
+    "rms": _rms,
+    "mean": _share("sum"),
+    "abs_mean": _share("abs_sum"),
+    "mean_square": _share("square"),
+    "std": lambda raw: np.sqrt(np.maximum(_get(raw, "variance"), 0.0)),
+    "abs_max": lambda raw: np.maximum(np.abs(_get(raw, "min")), np.abs(_get(raw, "max"))),
+    "zero_share": _valid_share("nonzero", rest=True),
+    "saturated_share": _valid_share("saturated"),
+    "count": _plain("samples"),
+    "identical_rows": _plain("identical"),
     "ratio": _ratio,
-    "unchanged": lambda row: row.get("unchanged", 0.0),
-    "dead_share": lambda row: row.get("dead_share", 0.0),
-    "batches": lambda row: row.get("batches", 0.0),
-    "positions": lambda row: row.get("positions", 0.0),
+    **{name: _plain(name) for name in ("min", "max", "nan", "inf", "nonfinite", "present", "unchanged", "dead_share", "batches", "positions")},
 }

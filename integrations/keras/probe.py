@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from trainvet.finding import Finding
 from trainvet.integrations.keras import facts as known
 from trainvet.integrations.keras.backend import Backend, Outcome, Step, choose
 from trainvet.integrations.keras.journal import Journal
-from trainvet.integrations.keras.layout import Reading, columns
+from trainvet.integrations.keras.layout import Layout, Order, Reading
 from trainvet.integrations.keras.localise import Evidence, locate
 from trainvet.integrations.keras.plan import Plan
 from trainvet.integrations.keras.step import Stepper
@@ -22,7 +21,8 @@ from trainvet.monitor import Monitor
 from trainvet.statistics import Facts, Snapshot, Subject, Table
 
 TABLES = ("gradient", "weight", "update", "activation", "buffer", "input", "label")
-GUARDED = frozenset({"gradient.nan", "gradient.inf", "gradient.norm"})
+GUARDED_STATISTICS = {"gradient": ["inf", "nan", "norm"]}
+GUARDED = frozenset(f"gradient.{name}" for name in GUARDED_STATISTICS["gradient"])
 KEPT_ELEMENTS = 1 << 25  # up to 128 MB of weights are kept over a measured step, so that its batch can be replayed
 HAND_OVER = 32  # steps after which series are handed over when nothing is sampled
 
@@ -40,7 +40,7 @@ class Fit:
 class Probe:
     """Measures ``model`` while ``fit`` runs.
 
-    Order of calls: :meth:`begin_epoch`, :meth:`arm` at each batch, :meth:`end_epoch`; :meth:`close`. ``after`` is called when snapshots are
+    Order of calls: :meth:`begin_epoch`, ``stepper.arm`` at each batch, :meth:`end_epoch`; :meth:`close`. ``after`` is called when snapshots are
     ready to be polled; ``lost`` when an update was held and no more are allowed: both may raise TrainingAborted. ``failed`` is called
     while an error of ours is handled.
     """
@@ -58,15 +58,15 @@ class Probe:
         after: Callable[[], None] = lambda: None,
         lost: Callable[[str], None] = lambda reason: None,
         failed: Callable[[str], None] = lambda what: None,
-        backend: Backend | None = None,
+        earlier: Probe | None = None,
     ) -> None:
         """``latched``: hold a non-finite update, since the run is going to be aborted; ``allowed``: how many may be dropped.
-        ``step`` and ``applied`` continue the counts of an earlier fit."""
+        ``step`` and ``applied`` continue the counts of the fit that ``earlier`` measured; what that one has traced is used again."""
         self.model = model
         self.monitor = monitor
         self.after, self.lost, self.failed = after, lost, failed
         self.latched, self.allowed, self.dropped = latched, allowed, 0
-        self.backend = backend or choose()
+        self.backend: Backend = choose()
         self.reason = self.backend.refusal(model)
         self.planned = None if not fit.steps or fit.epochs is None else step + max(0, fit.epochs - fit.first_epoch) * fit.steps
         self.evidence: Evidence | None = None
@@ -82,13 +82,22 @@ class Probe:
         self.traits = known.Traits()
         self.resumed, self.pretrained = known.trained_before(self.plan, self.optimizers.values())
         self.schedules = known.describe_schedules(self.optimizers, self.planned, fit.companions)
-        self.journal = Journal(model, self.optimizers, step, applied)
+        self.journal = Journal(model, self.optimizers, step, applied, self._hand_over_good)
         self._windows = Windows()
         self._batch_size = 0
+        self._harmless: set[str] = set()
         self._force = False
         self._built = self.plan.built
         read = frozenset(key for rule in monitor.selection.rules.values() for key in rule.reads)
+        self._told = step
+        self._learned: Step | None = None
+        self._order: tuple[Layout, Order] | None = None
         self._want = frozenset(key for key in read if key.split(".", 1)[0] in TABLES or key == "run.gradient_norm")
+        self._statistics = {target: sorted({key.split(".", 1)[1] for key in self._want if key.startswith(f"{target}.")}) for target in TABLES}
+        self._statistics["gradient"] = sorted({*self._statistics["gradient"], *(["norm"] if self._want else [])})
+        self.stepper.together = 1 if self.journal.dynamic is not None else self.stepper.together
+        if earlier is not None:
+            self._take_over(earlier)
 
     # ---- facts
 
@@ -140,15 +149,12 @@ class Probe:
         self._epoch, self._epoch_start = epoch, self.stepper.step
         if not self.reason:
             self.journal.begin_epoch()
-
-    def arm(self) -> None:
-        """A batch begins."""
-        if not self.reason:
-            self.stepper.arm()
+            self.stepper.look_ahead()
 
     def end_epoch(self) -> None:
         """The last batch of the epoch is over, and the metrics still hold its numbers."""
         if not self.reason and self.stepper.step > self._epoch_start:
+            self.stepper.hand_over()
             self.journal.end_epoch()
 
     def poll(self, drain: bool = False) -> list[Snapshot]:
@@ -180,12 +186,15 @@ class Probe:
         keep = full and self.plan.elements() <= KEPT_ELEMENTS
         return self.backend.measured(self.plan, self.optimizers, self._want if full else GUARDED, self.latched or self.allowed > 0, keep)
 
-    def light(self, logs: dict[str, Any], batches: int) -> None:
+    def light(self, blocks: list[tuple[int, Any, int]]) -> None:
         """A loss that has just become non-finite is told at once, and the next step is measured."""
-        broke = self.journal.light(self.stepper.step - 1, logs, batches)
-        self._force = self._force or broke
-        if broke or (not self._want and self.stepper.step % HAND_OVER < batches and self.journal.series):
-            self._hand_over({}, urgent=broke)
+        if self.journal.light(blocks):
+            self._force = True
+            self.stepper.look_ahead()
+            self._hand_over({}, urgent=True)
+            self.after()
+        elif not self._want and self.journal.series and self.stepper.step - self._told >= HAND_OVER:
+            self._hand_over({})
             self.after()
 
     def measured(self, logs: dict[str, Any], outcome: Outcome, batch: Any, full: bool) -> None:
@@ -194,23 +203,27 @@ class Probe:
         reading = Reading(outcome.layout, outcome.vector)
         held = outcome.held and self.journal.dynamic is None
         self._batch_size = int(reading.number("run", "batch"))
-        self.journal.measured(step, logs, reading, held, self.model.steps_per_execution)
-        tables = self._tables(reading, self._want if full else GUARDED)
-        if "gradient" in tables:
-            self.journal.gradient_norm(step, float(np.sqrt(np.square(tables["gradient"].columns["norm"]).sum())))
+        dropped = held and self.dropped < self.allowed
+        self.dropped += dropped
         bad = held or _bad(reading)
+        self.journal.measured(step, logs, reading, bad, held, dropped, self.model.steps_per_execution)
+        tables = self._tables(reading, full)
+        if "gradient" in tables:
+            self.journal.gradient_norm(step, float(np.linalg.norm(tables["gradient"].columns["norm"])))
+        self._learn(full, step)
         if not full and not bad:
             return
         if reading.number("run", "advanced", 1.0) == 0 or held:
             tables.pop("update", None)  # a skipped step has no update
-        self._learn(full, step)
-        self.evidence = Evidence(step, step - self._epoch_start, batch, outcome.before) if bad else None
+        if bad:
+            self.evidence = Evidence(step, step - self._epoch_start, batch, outcome.before, frozenset(self._harmless))
+        else:
+            self._harmless.update(_nonzero(tables.get("activation"), "nan"))
         self._force = False
-        self._hand_over(tables, urgent=bad)
-        self.dropped += held
+        self._hand_over(tables, urgent=held)  # of a held step the weights are those from before it
         try:
             self.after()
-            if held and self.dropped > self.allowed:
+            if held and not dropped:
                 self.lost("the update is not finite and is held back; no more bad updates are allowed")
         finally:
             self.evidence = None
@@ -220,60 +233,83 @@ class Probe:
         self.reason = reason
         self.monitor.note(reason)
         self.monitor.begin(self.facts(), self.stepper.step)
+        self.stepper.look_ahead()
 
     # ---- inside
+
+    def _take_over(self, earlier: Probe) -> None:
+        same = earlier.model is self.model and not earlier.reason and earlier.optimizers == self.optimizers
+        if same and (earlier._want, earlier.stepper.guard) == (self._want, self.stepper.guard) and earlier.plan.signature == self.plan.signature:
+            self.plan, self.traits, self.resumed, self.pretrained = earlier.plan, earlier.traits, earlier.resumed, earlier.pretrained
+            self._batch_size, self._windows, self._harmless, self._learned = (
+                earlier._batch_size,
+                earlier._windows,
+                earlier._harmless,
+                earlier._learned,
+            )
+            self.stepper.take_over(earlier.stepper)
 
     def _learn(self, full: bool, step: int) -> None:
         """What tracing taught is told before the first numbers are; a model that was built in the meantime gets its names."""
         measured = self.stepper.steps.get(full)
-        if measured is None or measured.traits is self.traits:
+        if measured is None or measured is self._learned or (self._learned is not None and not full):
             return
-        self.traits = measured.traits
+        self._learned, self.traits = measured, measured.traits
         for error in measured.errors:
             self.monitor.errors.append(f"a statistic could not be measured\n{error}")
         if self.plan.sign() != self.plan.signature:
             self._replan()
-        order = {name: index for index, name in enumerate(self.traits.order)}
-        self.plan.order(order)
+        self.plan.order({name: index for index, name in enumerate(self.traits.order)})
         self.monitor.begin(self.facts(), step)
-        if not self._built:  # the first trace did not know the running statistics that the guard has to put back
-            self._built = True
-            if self.stepper.guard:
-                self.stepper.forget()
+        if not self._built and self.stepper.guard:  # the first trace did not know the running statistics that the guard has to put back
+            self.stepper.forget()
+        self._built = True
 
     def _replan(self) -> None:
         depth = self.plan.depth
         self.plan = Plan(self.model)
         self.plan.depth = {**self.plan.depth, **depth}
 
-    def _tables(self, reading: Reading, want: frozenset[str]) -> dict[str, Table]:
-        rows = reading.raw.get("activation", {})
-        for name, high in reading.units.items():
-            row = rows[name]
-            row["dead_share"], row["batches"], row["positions"] = self._windows.update(name, high, int(row["positions"]))
-        tables = {}
-        for target in TABLES:
-            found = reading.raw.get(target, {})
-            if found:
-                order = self._ordered(found) if target == "activation" else list(found)
-                filled = columns({name: found[name] for name in order}, want | ({"gradient.norm"} if target == "gradient" else set()), target)
-                if filled:
-                    tables[target] = Table(tuple(order), filled)
-        return tables
+    def _tables(self, reading: Reading, full: bool) -> dict[str, Table]:
+        if reading.units:
+            seen = dict(zip(reading.layout.names["activation"], reading.raw["activation"]["positions"].tolist(), strict=True))
+            found = {name: self._windows.update(name, high, int(seen[name])) for name, high in reading.units.items()}
+            for place, raw in enumerate(("dead_share", "batches", "positions")):
+                reading.set("activation", raw, {name: float(numbers[place]) for name, numbers in found.items()})
+        tables = {
+            target: reading.table(target, names)
+            for target, names in (self._statistics if full else GUARDED_STATISTICS).items()
+            if target != "activation"
+        }
+        if full and "activation" in self._statistics:
+            if self._order is None or self._order[0] is not reading.layout:
+                self._order = reading.layout, reading.layout.by("activation", self.plan.depth)
+            tables["activation"] = reading.table("activation", self._statistics["activation"], self._order[1])
+        return {target: table for target, table in tables.items() if table is not None}
 
-    def _ordered(self, names: Mapping[str, Any]) -> list[str]:
-        return sorted(names, key=lambda name: self.plan.depth.get(name, len(names)))
+    def _hand_over_good(self, step: int) -> None:
+        """What comes before a bad step is handed over by itself, so that the last good step is known."""
+        if step >= self._told:
+            self._hand_over({}, step=step)
 
-    def _hand_over(self, tables: dict[str, Table], urgent: bool = False) -> None:
-        step = self.stepper.step - 1
-        series = self.journal.flush()
-        self._snapshots.append(Snapshot(step, self.journal.series.applied, step - self._epoch_start, self._epoch, tables, series, urgent))
+    def _hand_over(self, tables: dict[str, Table], urgent: bool = False, step: int | None = None) -> None:
+        step = self.stepper.step - 1 if step is None else step
+        self._told = step + 1
+        series, applied = self.journal.flush(step), self.journal.applied(step)
+        self._snapshots.append(Snapshot(step, applied, max(0, step - self._epoch_start), self._epoch, tables, series, urgent))
+
+
+def _nonzero(table: Table | None, *statistics: str) -> list[str]:
+    """The subjects for which one of the statistics is not 0."""
+    if table is None:
+        return []
+    rows = [table.columns[name] != 0 for name in statistics if name in table.columns]
+    return [name for name, bad in zip(table.names, np.any(rows, axis=0), strict=True) if bad] if rows else []
 
 
 def _bad(reading: Reading) -> bool:
-    """Is a loss or a gradient of the step not finite?"""
-    losses: Sequence[Mapping[str, float]] = list(reading.raw.get("loss", {}).values())
-    gradients = reading.raw.get("gradient", {}).values()
-    return any(not math.isfinite(row["value"]) for row in losses) or any(
-        row.get("nan", 0.0) > 0 or row.get("inf", 0.0) > 0 or not math.isfinite(row.get("square", 0.0)) for row in gradients
-    )
+    """Is a loss or an element of a gradient not finite? (A sum of squares may overflow although every element is.)"""
+    gradient, losses = reading.raw.get("gradient", {}), reading.raw.get("loss", {})
+    if "value" in losses and not np.isfinite(losses["value"]).all():
+        return True
+    return any(bool(gradient[raw].any()) for raw in ("nan", "inf") if raw in gradient)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from trainvet.integrations.keras.shadow import Shadows
 
 
 def replay(plan: Plan, batch: Any, values: Mapping[str, Any]) -> list[Ran]:
-    """The leaf layers in the order of their calls, as far as the first one with a non-finite output.
+    """The leaf layers in the order of their calls.
 
     The model is called statelessly: its variables are looked up among the values, and what it assigns (running statistics, seeds) is thrown away.
     """
@@ -28,13 +27,8 @@ def replay(plan: Plan, batch: Any, values: Mapping[str, Any]) -> list[Ran]:
         for place in plan.places:
             if place.leaf and place.name:
                 shadows.put(place.layer, "call", _watched(place, place.layer.call, found))
-        with contextlib.suppress(_SeenError):
-            model.stateless_call(_values(model.trainable_variables, values), _values(model.non_trainable_variables, values), x, **training)
+        model.stateless_call(_values(model.trainable_variables, values), _values(model.non_trainable_variables, values), x, **training)
     return found
-
-
-class _SeenError(Exception):
-    """The first non-finite output was seen."""
 
 
 def _watched(place: Place, call: Callable[..., Any], found: list[Ran]) -> Callable[..., Any]:
@@ -44,13 +38,10 @@ def _watched(place: Place, call: Callable[..., Any], found: list[Ran]) -> Callab
         output = call(*args, **kwargs)
         if not tf.executing_eagerly():
             return output
-        made = _floats(output)
-        finite = _finite(fed)
-        low = min([float(tf.reduce_min(tensor)) for tensor in fed if finite and int(tf.size(tensor))], default=math.nan)
-        high = max([float(tf.reduce_max(tensor)) for tensor in fed if finite and int(tf.size(tensor))], default=math.nan)
-        found.append(Ran(place.name, type(place.layer).__name__, finite, _finite(weights), _finite(made), low, high))
-        if not found[-1].finite_output:
-            raise _SeenError
+        clean = _clean(fed)
+        low = min([float(tf.reduce_min(tensor)) for tensor in fed if clean and int(tf.size(tensor))], default=math.nan)
+        high = max([float(tf.reduce_max(tensor)) for tensor in fed if clean and int(tf.size(tensor))], default=math.nan)
+        found.append(Ran(place.name, type(place.layer).__name__, clean, _clean(weights), _clean(_floats(output)), low, high))
         return output
 
     return watched
@@ -60,8 +51,8 @@ def _floats(value: Any) -> list[Any]:
     return [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value) if isinstance(leaf, tf.Tensor | tf.Variable) and leaf.dtype.is_floating]
 
 
-def _finite(tensors: list[Any]) -> bool:
-    return all(bool(tf.reduce_all(tf.math.is_finite(tensor))) for tensor in tensors)
+def _clean(tensors: list[Any]) -> bool:
+    return not any(bool(tf.reduce_any(tf.math.is_nan(tensor) | tf.equal(tensor, float("inf")))) for tensor in tensors)
 
 
 def _values(variables: list[Any], values: Mapping[str, Any]) -> list[Any]:

@@ -8,6 +8,8 @@ import numpy as np
 
 from trainvet.statistics import Track
 
+REMEMBERED = 1024
+
 
 class Series:
     """Collects numbers by statistic and subject, and counts how many steps changed weights.
@@ -19,6 +21,7 @@ class Series:
         self.applied = applied
         self.accumulation = accumulation
         self._taken = phase
+        self._first = applied
         self._applied: dict[int, int] = {}
         self._cells: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
 
@@ -39,18 +42,26 @@ class Series:
         steps.append(step)
         values.append(value)
 
-    def flush(self) -> Mapping[str, Mapping[str, Track]]:
-        """Everything since the last flush."""
-        series = {
-            key: {
-                name: Track(
-                    np.array(steps, dtype=np.int64),
-                    np.array([self._applied.get(step, self.applied) for step in steps], dtype=np.int64),
-                    np.array(values, dtype=np.float64),
-                )
-                for name, (steps, values) in cells.items()
-            }
-            for key, cells in self._cells.items()
-        }
-        self._cells, self._applied = {}, {}
+    def applied_at(self, step: int) -> int:
+        """How many steps up to ``step``, or up to the newest known one before it, changed weights."""
+        if step in self._applied:
+            return self._applied[step]
+        known = [at for at in self._applied if at <= step]
+        return self._applied[max(known)] if known else self._first
+
+    def flush(self, step: int) -> Mapping[str, Mapping[str, Track]]:
+        """Everything up to ``step`` since the last flush."""
+        series: dict[str, dict[str, Track]] = {}
+        later: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+        for key, cells in self._cells.items():
+            for name, (steps, values) in cells.items():
+                count = sum(at <= step for at in steps)
+                if count:
+                    applied = [self._applied.get(at, self._first) for at in steps[:count]]
+                    series.setdefault(key, {})[name] = Track(np.array(steps[:count]), np.array(applied), np.array(values[:count], dtype=np.float64))
+                if count < len(steps):
+                    later.setdefault(key, {})[name] = (steps[count:], values[count:])
+        self._cells = later
+        if len(self._applied) > 2 * REMEMBERED:  # numbers of a step may come some steps late
+            self._applied = {at: applied for at, applied in self._applied.items() if at > step - REMEMBERED}
         return series

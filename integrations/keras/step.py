@@ -6,7 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from trainvet.action import TrainingAborted
 from trainvet.integrations.keras.backend import Backend, Outcome, Step, UnmeasurableError
+
+SLOW = 2e-2  # seconds of a step beyond which its loss is looked at at once; of quicker ones several are, together
+TOGETHER = 16
+AHEAD = 1 << 16
 
 
 class Listener(Protocol):
@@ -18,8 +23,8 @@ class Listener(Protocol):
     def build(self, full: bool) -> Step:
         """A measured step, or (not ``full``) one that only guards."""
 
-    def light(self, logs: dict[str, Any], batches: int) -> None:
-        """A block is over that was trained on by the user's own function, or (more than one batch) in part by steps of ours."""
+    def light(self, blocks: list[tuple[int, Any, int]]) -> None:
+        """Blocks are over (last step, logs, batches) that were trained on by the user's own function, or (more than one batch) in part by ours."""
 
     def measured(self, logs: dict[str, Any], outcome: Outcome, batch: Any, full: bool) -> None:
         """One batch was trained on by a step of ours. May raise TrainingAborted."""
@@ -46,65 +51,92 @@ class Stepper:
         self.listener = listener
         self.guard = guard
         self.step = 0
+        self.next_due = 0
         self.light_seconds = 0.0  # a step of the user's own, running mean
         self.own_seconds = self.sampled_seconds = 0.0
         self.active = True
+        self.together = TOGETHER
+        self.steps: dict[bool, Step] = {}
         self._attributes: dict[str, Any] = model.__dict__
         self._history = getattr(model, "history", None)
         self._original: Callable[[Any], Any] | None = None
-        self.steps: dict[bool, Step] = {}
+        self._batches = 1
         self._single: Callable[[Any], Any] | None = None
+        self._blocks: list[tuple[int, Any, int]] = []
 
-    def arm(self) -> None:
-        """A batch begins."""
-        function = self._attributes.get("train_function")
-        if not self.active or function is None or function is self:
+    def arm(self, batch: int = 0, logs: Any = None) -> None:
+        """A batch begins. (The arguments are those of ``on_train_batch_begin``.)"""
+        if not self.active:
             return
-        if function is not self._original:  # the first batch, or the user compiled again
-            self._original = function
-            self.forget()
-        self._attributes["train_function"] = self
+        attributes = self._attributes
+        function = attributes.get("train_function")
+        if function is not self._original:
+            if function is None or function is self:
+                return
+            if self._original is not None:  # the user compiled again
+                self.forget()
+            self._original, self._batches = function, int(self.model.steps_per_execution)
+        attributes["train_function"] = self
 
     def forget(self) -> None:
         """Build the measured functions anew before they are needed next."""
         self.steps, self._single = {}, None
+
+    def take_over(self, earlier: Stepper) -> None:
+        """Go on with what an earlier fit of the same model has traced; valid as long as the user does not compile again."""
+        self._original, self._batches = earlier._original, earlier._batches
+        self.steps, self._single = earlier.steps, earlier._single
 
     def disarm(self) -> None:
         """The user's function is back, for good."""
         self.active = False
         if self._attributes.get("train_function") is self:
             self._attributes["train_function"] = self._original
-        self.forget()
+
+    def look_ahead(self) -> None:
+        """Ask when the next step is due; to be called whenever that may have changed."""
+        self.next_due = self.step
+        while self.next_due < self.step + AHEAD and not self.listener.due(self.next_due):
+            self.next_due += 1
+
+    def hand_over(self) -> None:
+        """Tell of the blocks that were not told of yet."""
+        blocks, self._blocks = self._blocks, []
+        if blocks and self.active:
+            try:
+                self.listener.light(blocks)
+            except TrainingAborted:
+                raise
+            except Exception:
+                self.listener.failed("reading a step")
 
     def __call__(self, iterator: Any) -> Any:
         """Train on the next batch or block."""
-        original = self._original
+        original, attributes = self._original, self._attributes
         assert original is not None
-        self._attributes["train_function"] = original
-        if not self.active or self.model.history is not self._history:  # a later fit without us, after one that broke off
+        attributes["train_function"] = original
+        if not self.active or attributes.get("history") is not self._history:  # a later fit without us, after one that broke off
             return original(iterator)
-        batches = self.model.steps_per_execution
-        if self.guard or self.listener.due(self.step) or (batches > 1 and self.listener.due(self.step + batches - 1)):
-            return self._pulled(iterator, batches)
+        if self.guard or self.next_due < self.step + self._batches:
+            return self._pulled(iterator)
         started = time.perf_counter()
         logs = original(iterator)
         ended = time.perf_counter()
-        self.light_seconds += 0.1 * ((ended - started) / batches - self.light_seconds)
-        self.step += batches
-        try:
-            self.listener.light(logs, batches)
-        except Exception as error:
-            self._failed(error)
-        self.own_seconds += time.perf_counter() - ended
+        self.step += self._batches
+        self._blocks.append((self.step - 1, logs, self._batches))
+        if len(self._blocks) >= self.together or ended - started > SLOW:
+            self.light_seconds += 0.1 * ((ended - started) / self._batches - self.light_seconds)
+            self.hand_over()
+            self.own_seconds += time.perf_counter() - ended
         return logs
 
     # ---- batch by batch
 
-    def _pulled(self, iterator: Any, batches: int) -> Any:
+    def _pulled(self, iterator: Any) -> Any:
         logs: Any = None
-        original = self._original
+        original, batches, first = self._original, self._batches, self.step
         assert original is not None
-        first = self.step
+        self.hand_over()
         for _ in range(batches):
             try:
                 batch = next(iterator)
@@ -112,29 +144,35 @@ class Stepper:
                 if logs is None:  # the user's function ends the epoch the way it always does
                     return original(iterator)
                 break
-            full = self.active and self.listener.due(self.step)
+            full = self.active and self.next_due <= self.step
             step = self._prepared(full, iterator) if self.active and (full or self.guard) else None
             if step is None:
                 logs = self._one(batch, iterator)
                 self.step += 1
             else:
-                started = time.perf_counter()
-                logs, outcome = step(batch)
-                self.step += 1
-                try:
-                    self.listener.measured(logs, outcome, batch, full)
-                except Exception as error:
-                    self._failed(error)
-                extra = max(0.0, time.perf_counter() - started - self.light_seconds)
-                self.own_seconds += extra
-                self.sampled_seconds += extra * full
+                logs = self._measure(step, batch, full)
             if self.model.stop_training:
                 break
         if self.active and (batches > 1 or step is None):
-            try:
-                self.listener.light(logs, self.step - first)
-            except Exception as error:
-                self._failed(error)
+            self._blocks.append((self.step - 1, logs, self.step - first))
+            self.hand_over()
+        return logs
+
+    def _measure(self, step: Step, batch: Any, full: bool) -> Any:
+        started = time.perf_counter()
+        logs, outcome = step(batch)
+        self.step += 1
+        try:
+            self.listener.measured(logs, outcome, batch, full)
+            if full:
+                self.look_ahead()
+        except TrainingAborted:
+            raise
+        except Exception:
+            self.listener.failed("reading a step")
+        extra = max(0.0, time.perf_counter() - started - self.light_seconds)
+        self.own_seconds += extra
+        self.sampled_seconds += extra * full
         return logs
 
     def _prepared(self, full: bool, iterator: Any) -> Step | None:
@@ -165,10 +203,3 @@ class Stepper:
         if self._single is None:
             self._single = self.backend.single(original, iterator)
         return self._single(batch)
-
-    def _failed(self, error: Exception) -> None:
-        from trainvet.action import TrainingAborted
-
-        if isinstance(error, TrainingAborted):
-            raise error
-        self.listener.failed("reading a step")
