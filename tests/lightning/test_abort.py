@@ -24,6 +24,32 @@ from trainvet.statistics import Snapshot
 from trainvet.watchpoint import Watchpoint
 
 ONLY = ("NF101",)
+
+
+class Orthogonal(torch.optim.Optimizer):
+    """An optimizer of the user's own, after Muon: matrices move along the nearest orthogonal matrix of their momentum, the rest along its sign."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                momentum.lerp_(parameter.grad, 0.1)
+                matrix = momentum.dim() == 2 and bool(torch.isfinite(momentum).all())
+                left, _, right = torch.linalg.svd(momentum, full_matrices=False) if matrix else (momentum.sign(), None, None)
+                parameter.sub_(left @ right if matrix else left, alpha=group["lr"])
+        return loss
+
+
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": torch.optim.SGD, "momentum": 0.9, "weight_decay": 0.01},
     "Adam": {"optimizer": torch.optim.Adam, "foreach": True},
@@ -32,6 +58,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "RMSprop": {"optimizer": torch.optim.RMSprop, "momentum": 0.5},
     "Adagrad": {"optimizer": torch.optim.Adagrad},
     "NAdam": {"optimizer": torch.optim.NAdam},
+    "one of the user's own": {"optimizer": Orthogonal},
     "L-BFGS": {"optimizer": torch.optim.LBFGS, "lr": 0.1, "max_iter": 2},
 }
 
