@@ -152,6 +152,9 @@ class Watch(Watching):
         session, probe = self._session, self._probe
         if session is None or probe is None:
             return
+        if not self._open:  # the forward did not show: hooks of a compiled module may not run
+            self._open = True
+            probe.forward(((), {}), self._batch, self._epoch, self._model)
         self._judged = True
         probe.loss(loss)
         self._tell(session, probe.gradients(optimizer))
