@@ -114,7 +114,8 @@ class Diagnostics(Watching, keras.callbacks.Callback):
             earlier=self._earlier,
         )
         self._earlier = None
-        self.__dict__["on_train_batch_begin"] = self._probe.stepper.arm  # without a detour: it is called at every batch
+        if not self._probe.reason:
+            self.__dict__["on_train_batch_begin"] = self._probe.stepper.arm  # without a detour: it is called at every batch
         session.begin(self._probe, monitor.step)
 
     def on_test_begin(self, logs: Any = None) -> None:

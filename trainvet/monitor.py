@@ -311,9 +311,9 @@ class Monitor:
                 self.failed(f"{rule.code} {rule.name} was switched off")
         if key in self._off:
             return Coverage(rule.code, rule.name, states.FAILED, self._off[key], checks)
-        if not rule.reads:
+        reason = self._facts.why_not(_evidence(rule) or ("facts",))
+        if not rule.reads and not reason:
             return Coverage(rule.code, rule.name, states.MISSING if missing else states.CHECKED, missing or "from the run's facts", 1)
-        reason = self._facts.why_not(_evidence(rule))
         if reason and not checks:
             return Coverage(rule.code, rule.name, states.UNOBSERVABLE, reason)
         if not checks:

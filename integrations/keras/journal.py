@@ -65,7 +65,7 @@ class Journal:
                 if loss is None:
                     count = self._count(name)
                     loss = self._losses[name] = RunningMean() if count else Instant()
-                    self._put_loss(name, loss.sampled(step, value, count, 0.0, None))
+                    self._put_loss(name, loss.first(step, value, count or 0.0, batches))
                 elif loss.light(step, value, batches):
                     count, since = self._count(name), sum(block[2] for block in blocks[place:])
                     self._put_loss(name, loss.close(None if count is None else count - (loss.weight or 0.0) * since))
@@ -93,7 +93,7 @@ class Journal:
             if block == 1:
                 found = loss.sampled(step, value, count, run.get("batch", 0.0), exact)
             else:
-                found = loss.verify(count, step - self._block + 1)
+                found = loss.verify(count, step - self._block + 1, run.get("batch", 0.0))
                 wrong = next((number for number in (exact, value) if number is not None and not math.isfinite(number)), None)
                 if wrong is not None and not loss.broken:
                     loss.broken = True
@@ -112,6 +112,11 @@ class Journal:
             self._scale = scalar(self.dynamic.dynamic_scale)
         if self.dynamic is not None or dropped:
             self.series.add("run.skipped", "run", step, float(skipped))
+
+    def batches_in_epoch(self) -> int | None:
+        """Batches of the present epoch by the loss metric's count; None where it has none."""
+        loss, count = self._losses.get("loss"), self._count("loss")
+        return math.ceil(count / loss.weight - 1e-6) if loss is not None and loss.weight and count else None
 
     def gradient_norm(self, step: int, value: float) -> None:
         """The norm over all gradients of a measured step."""

@@ -40,6 +40,12 @@ class RunningMean:
         """Are there values that still have to be checked?"""
         return bool(self._pending)
 
+    def first(self, step: int, mean: float, count: float, batches: int) -> list[tuple[int, float]]:
+        """The first block of the run was not measured: its batches are taken to be of one size."""
+        self.batches, self.count, self.mean, self.weight = batches, count, mean, count / batches
+        self._note(mean)
+        return [(step, mean)]
+
     def light(self, step: int, mean: float, batches: int) -> bool:
         """A block that ended at ``step`` was not measured; True when the mean has just become non-finite."""
         self.batches += batches
@@ -90,14 +96,18 @@ class RunningMean:
     def _note(self, value: float) -> None:
         self.typical = abs(value) if not self.typical else 0.9 * self.typical + 0.1 * abs(value)
 
-    def verify(self, count: float | None, ahead: int) -> list[tuple[int, float]]:
-        """The metric's count ``ahead`` batches into the block that is under way; the block itself is reported by :meth:`light`."""
+    def verify(self, count: float | None, ahead: int, samples: float) -> list[tuple[int, float]]:
+        """The metric's count after batch ``ahead`` (1, 2, …), one of ``samples``, of the block that is under way; the block itself is reported
+        by :meth:`light`."""
         ready, self._pending = self._pending, []
         if count is None:
             return []
         if self.weight is None and self.batches == 0 and ahead == 1:
-            self.weight = count
-        return ready if self.weight is not None and abs(self.count + self.weight * ahead - count) < 0.5 else []
+            self.weight, self._by_samples = count, count == samples and samples != 1
+        if self.weight is None:
+            return []
+        own = samples if self._by_samples else self.weight
+        return ready if abs(self.count + self.weight * (ahead - 1) + own - count) < 0.5 else []
 
     def close(self, count: float | None) -> list[tuple[int, float]]:
         """The epoch is over at the metric's ``count`` (None: unknown); its last batch may have been a smaller one."""
@@ -118,6 +128,10 @@ class RunningMean:
 class Instant(RunningMean):
     """A loss whose log is the batch's own value, as a training step written by the user may return it."""
 
+    def first(self, step: int, mean: float, count: float, batches: int) -> list[tuple[int, float]]:
+        """The first block of the run was not measured."""
+        return [(step, mean)]
+
     def light(self, step: int, mean: float, batches: int) -> bool:
         """The log of a block is its last batch's loss."""
         self._pending.append((step, mean))
@@ -128,7 +142,7 @@ class Instant(RunningMean):
         ready, self._pending = self._pending, []
         return [*ready, (step, mean if exact is None else exact)]
 
-    def verify(self, count: float | None, ahead: int) -> list[tuple[int, float]]:
+    def verify(self, count: float | None, ahead: int, samples: float) -> list[tuple[int, float]]:
         """Nothing has to be checked."""
         ready, self._pending = self._pending, []
         return ready

@@ -88,10 +88,13 @@ class Plan:
         return self.names.get(id(variable)) or str(getattr(variable, "path", variable)).replace("/", ".")
 
     def order(self, calls: dict[str, int]) -> None:
-        """Take over the order in which the forward called the leaf layers; a layer that holds others starts where the first of them does."""
+        """Take over the order in which the forward called the leaf layers. A layer that holds others stands where the first of them does, a cell
+        where its layer does."""
         last = len(calls)
-        depth = {place.name: min([at for name, at in calls.items() if _below(place.name, name)], default=last) for place in self.places}
-        self.depth = {**depth, **calls}
+        for place in self.places:
+            inside = [at for name, at in calls.items() if _below(place.name, name)]
+            around = [at for name, at in calls.items() if _below(name, place.name)]
+            self.depth[place.name] = min(inside or around, default=last)
 
     def elements(self) -> int:
         """Elements of all parameters and buffers."""

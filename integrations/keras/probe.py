@@ -70,10 +70,11 @@ class Probe:
         self.reason = self.backend.refusal(model)
         self.planned = None if not fit.steps or fit.epochs is None else step + max(0, fit.epochs - fit.first_epoch) * fit.steps
         self.evidence: Evidence | None = None
-        self._epoch, self._epoch_start = fit.first_epoch, step
+        self._epoch, self._epoch_start, self._epoch_steps = fit.first_epoch, step, fit.steps
         self._snapshots: list[Snapshot] = []
         self.stepper = Stepper(model, self.backend, self, guard=(latched or allowed > 0) and not self.reason)
         self.stepper.step = step
+        self.stepper.active = not self.reason
         if self.reason:
             monitor.note(self.reason)
             return
@@ -90,6 +91,7 @@ class Probe:
         self._built = self.plan.built
         read = frozenset(key for rule in monitor.selection.rules.values() for key in rule.reads)
         self._told = step
+        self._hidden = ""  # why there are only series
         self._learned: Step | None = None
         self._order: tuple[Layout, Order] | None = None
         self._want = frozenset(key for key in read if key.split(".", 1)[0] in TABLES or key == "run.gradient_norm")
@@ -104,12 +106,14 @@ class Probe:
     def facts(self) -> Facts:
         """The plan as it stands; complete after the first measured step."""
         if self.reason:
-            hidden = dict.fromkeys((*TABLES, "loss", "optimizer", "run"), self.reason)
+            hidden = dict.fromkeys((*TABLES, "loss", "optimizer", "run", "facts"), self.reason)
             return Facts("keras", planned_steps=self.planned, every_step=False, unobservable=hidden)
         optimizers, scaled = self.optimizers, self.journal.dynamic is not None
         owned = self.traits.owned or {"optimizer": tuple(name for name, variable in self.plan.parameters.items() if variable.trainable)}
         groups = {known.group_of(name, optimizers[name]): names for name, names in owned.items() if name in optimizers}
         unobservable = {} if scaled else {"run.loss_scale": "no loss scaler in use"}
+        if self._hidden:
+            unobservable |= dict.fromkeys((*TABLES, "run.gradient_norm"), self._hidden)
         if not scaled and not self.allowed:
             unobservable["run.skipped"] = "no loss scaler in use, and no update may be dropped"
         return Facts(
@@ -179,6 +183,14 @@ class Probe:
         """Of accumulated batches only those that update weights are measured."""
         return bool(self._want) and not self.reason and (self._force or self.monitor.due(step)) and self.journal.updates(step)
 
+    def taken(self, batches: int) -> int:
+        """Where the epoch may have ended within the block, the metric's count tells how many batches there were."""
+        before = self.stepper.step - self._epoch_start
+        if self._epoch_steps is not None and before + batches <= self._epoch_steps:
+            return batches
+        counted = self.journal.batches_in_epoch()
+        return batches if counted is None else min(batches, max(1, counted - before))
+
     def build(self, full: bool) -> Step:
         """With all statistics that some rule reads, or only with the guard."""
         if self.plan.sign() != self.plan.signature:
@@ -229,9 +241,11 @@ class Probe:
             self.evidence = None
 
     def refused(self, reason: str) -> None:
-        """From here on nothing is measured."""
-        self.reason = reason
-        self.monitor.note(reason)
+        """From here on there is only what the logs say."""
+        self._hidden, self._want = f"{reason}: only losses and learning rates are observed", frozenset()
+        self.monitor.note(self._hidden)
+        if self.latched or self.allowed:
+            self.monitor.note("an update that is not finite cannot be held here")
         self.monitor.begin(self.facts(), self.stepper.step)
         self.stepper.look_ahead()
 

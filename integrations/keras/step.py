@@ -20,6 +20,9 @@ class Listener(Protocol):
     def due(self, step: int) -> bool:
         """Is this step to be measured?"""
 
+    def taken(self, batches: int) -> int:
+        """How many batches the block held that has just run: the last one of an epoch may be shorter."""
+
     def build(self, full: bool) -> Step:
         """A measured step, or (not ``full``) one that only guards."""
 
@@ -30,7 +33,7 @@ class Listener(Protocol):
         """One batch was trained on by a step of ours. May raise TrainingAborted."""
 
     def refused(self, reason: str) -> None:
-        """Measuring is not possible."""
+        """Steps of ours are not possible; what the user's function logs still is told."""
 
     def failed(self, what: str) -> None:
         """An error of ours (called while it is handled)."""
@@ -122,8 +125,9 @@ class Stepper:
         started = time.perf_counter()
         logs = original(iterator)
         ended = time.perf_counter()
-        self.step += self._batches
-        self._blocks.append((self.step - 1, logs, self._batches))
+        taken = 1 if self._batches == 1 else self.listener.taken(self._batches)
+        self.step += taken
+        self._blocks.append((self.step - 1, logs, taken))
         if len(self._blocks) >= self.together or ended - started > SLOW:
             self.light_seconds += 0.1 * ((ended - started) / self._batches - self.light_seconds)
             self.hand_over()
@@ -133,10 +137,19 @@ class Stepper:
     # ---- batch by batch
 
     def _pulled(self, iterator: Any) -> Any:
-        logs: Any = None
         original, batches, first = self._original, self._batches, self.step
         assert original is not None
         self.hand_over()
+        # before a batch is taken: where our steps cannot be had, the user's function gets the whole block, as without us
+        mine = {full: self._prepared(full, iterator) for full in self._kinds()}
+        if None in mine.values():
+            logs = original(iterator)
+            taken = 1 if batches == 1 else self.listener.taken(batches)
+            self.step += taken
+            self._blocks.append((self.step - 1, logs, taken))
+            self.hand_over()
+            return logs
+        logs = None
         for _ in range(batches):
             try:
                 batch = next(iterator)
@@ -144,19 +157,23 @@ class Stepper:
                 if logs is None:  # the user's function ends the epoch the way it always does
                     return original(iterator)
                 break
-            full = self.active and self.next_due <= self.step
-            step = self._prepared(full, iterator) if self.active and (full or self.guard) else None
-            if step is None:
+            full = self.next_due <= self.step
+            step = mine.get(full) if self.active else None
+            if step is not None:
+                logs = self._measure(step, batch, full)
+            else:
                 logs = self._one(batch, iterator)
                 self.step += 1
-            else:
-                logs = self._measure(step, batch, full)
             if self.model.stop_training:
                 break
-        if self.active and (batches > 1 or step is None):
+        if self.active and batches > 1:
             self._blocks.append((self.step - 1, logs, self.step - first))
             self.hand_over()
         return logs
+
+    def _kinds(self) -> list[bool]:
+        """Which steps of ours this block may need: with all statistics, with the guard alone."""
+        return [*([True] if self.next_due < self.step + self._batches else []), *([False] if self.guard else [])]
 
     def _measure(self, step: Step, batch: Any, full: bool) -> Any:
         started = time.perf_counter()
@@ -188,8 +205,8 @@ class Stepper:
         except UnmeasurableError as refusal:
             self.guard = False
             self.listener.refused(str(refusal))
-        except Exception:  # the user's step may be at fault: then the user's own function raises the same below
-            self.guard = False
+        except Exception:  # the user's step may be at fault: then the user's own function raises the same
+            self.active = False
             self.listener.failed("preparing a measured step")
         finally:
             self.own_seconds += time.perf_counter() - started

@@ -19,7 +19,7 @@ from trainvet.integrations.keras.reduction import Reduction
 from trainvet.integrations.keras.shadow import Shadows
 
 EXTRA = "trainvet"
-# their seed depends on the number of operations in the graph, so in a graph with ours they would draw other numbers
+# they keep their state in the graph: a second graph would draw its own numbers, beginning with the first
 STATEFUL_RANDOM = frozenset({
     "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal", "RandomShuffle", "RandomGamma",
     "RandomPoisson", "RandomPoissonV2", "Multinomial", "RandomCrop",
@@ -192,12 +192,12 @@ def all_finite(grads: list[Any]) -> Any:
 
 
 def refuse_stateful_random(graph: Any) -> None:
-    """Raise UnmeasurableError where the step draws from a seeded stateful random operation: measured, it would draw other numbers."""
+    """Raise UnmeasurableError where the step draws from a seeded stateful random operation: measured steps would draw from another one."""
     definition = graph.as_graph_def(add_shapes=False)
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
     for node in nodes:
         if node.op in STATEFUL_RANDOM and (node.attr["seed"].i or node.attr["seed2"].i):
             raise UnmeasurableError(
-                f"the step draws random numbers with TensorFlow's {node.op}, whose seed depends on the graph: measuring would change them "
+                f"the step draws random numbers with TensorFlow's {node.op}, which keeps its state in the graph: measuring would change them "
                 "(keras.random with a SeedGenerator does not have this problem)"
             )

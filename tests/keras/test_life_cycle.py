@@ -182,7 +182,22 @@ def test_a_generator_of_unknown_length(blocks, watch):
     for one, other in zip(states[0][2], states[1][2], strict=True):
         np.testing.assert_array_equal(one, other)
     assert callbacks[0].report.errors == ()
+    assert callbacks[0].report.steps == 15
     assert len(recorder_of(callbacks[0]).sampled) >= 8
+
+
+def test_blocks_that_an_epoch_cuts_short(watch):
+    """Seven batches in blocks of three, the last one a smaller batch; after the dense start whole blocks run untouched."""
+    x, y = np.concatenate([X, X])[:53], np.concatenate([Y, Y])[:53]
+    states = []
+    for callbacks in ([], [watch(every=1000)]):
+        model = make(steps_per_execution=3)
+        model.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=callbacks)
+        states.append([keras.ops.convert_to_numpy(value) for value in model.weights])
+    for one, other in zip(*states, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert callbacks[0].report.steps == 28
+    assert callbacks[0].history("loss.value").steps.tolist() == [2, 5, 6, 9, 12, 13, 16, 19, 20, 23, 26, 27]
 
 
 def test_sample_and_class_weights_and_nested_inputs(watch):

@@ -85,13 +85,13 @@ def test_the_first_non_finite_mean_is_told_once_and_the_next_epoch_starts_afresh
 
 def test_blocks_give_their_mean():
     metric, series = Metric(), RunningMean()
-    assert series.verify(float(np.float32(8)), 1) == []
+    assert series.verify(float(np.float32(8)), 1, 8) == []
     for loss in (1.0, 2.0, 3.0, 6.0):
         mean = metric.add(loss, 8)
     series.light(3, mean, 4)
     for loss in (5.0, 7.0):
         mean = metric.add(loss, 8)
-    assert dict(series.verify(float(metric.count), 2)) == {3: 3.0}
+    assert dict(series.verify(float(metric.count), 2, 8)) == {3: 3.0}
     for loss in (1.0, 3.0):
         mean = metric.add(loss, 8)
     series.light(7, mean, 4)
