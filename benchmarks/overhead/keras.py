@@ -115,7 +115,8 @@ def compare(title: str, make, steps: int, rounds: int) -> None:
         table = [Arm(name, run.epoch, run.own if run.watch else None) for name, run in runs.items()]
         interleave(table, rounds)
         report(title, table, steps)
-        print(f"  the first epoch cost {runs['Diagnostics'].first:.1f} s CPU, bare {runs['bare'].first:.1f} s: tracing the measured step, and a dense start of 10 steps")
+        watched, bare = runs["Diagnostics"].first, runs["bare"].first
+        print(f"  the first epoch cost {watched:.1f} s CPU, bare {bare:.1f} s: tracing the measured step, and a dense start of 10 steps")
         for run in runs.values():
             run.thread.join()
 
