@@ -162,3 +162,11 @@ def test_missing_evidence_is_said():
     assert rule.missing() == "norms of 119 of 120 steps"
     list(rule.check(snapshots(norm("1 x120"))[-1]))
     assert rule.missing() == ""
+
+
+def test_a_first_gradient_that_only_falls_with_the_loss_is_no_explosion():
+    """A separable problem learnt at once: norm 0.43 to 0.001, loss 2.3 to 0.001. An explosion is large beside its loss, too."""
+    norm = "0.43 x3, 0.43..0.001 x30, 0.001 x117"
+    assert run(ExplodingGradient(), {"run.gradient_norm": norm, "loss.value": "2.3 x3, 2.3..0.001 x30, 0.001 x117"}) == []
+    exploded = {"run.gradient_norm": "1.7e7 x2, 1.6 x148", "loss.value": "3.5e5 x2, 1.1 x148"}
+    assert [code for _, code in run(ExplodingGradient(), exploded)] == ["GR101"]

@@ -15,7 +15,7 @@ FIRES = [
     ("1 x200", 199),  # the earliest possible step
     ("1..2 x200", 199),
     ("-1 x200", 199),
-    ("1..0.98 x200", 199),
+    ("1..0.995 x200", 199),
     ("5 x10, 4.1 x190", 199),  # an early drop alone is no learning
     ("1e-9 x200", 199),
 ]
@@ -48,8 +48,8 @@ def test_quiet(written):
     assert run(LossNotDecreasing(), loss(written)) == []
 
 
-@pytest.mark.parametrize(("drop", "told"), [(0.019, 1), (0.022, 0)])
-def test_a_drop_of_two_percent_between_the_outermost_five_blocks(drop, told):
+@pytest.mark.parametrize(("drop", "told"), [(0.0045, 1), (0.0056, 0), (0.013, 0)])  # 0.013: an auto-encoder on soft targets
+def test_a_steady_drop_of_half_a_percent_between_the_outermost_five_blocks(drop, told):
     values = np.concatenate([np.full(100, 1.0), np.full(100, 1 - drop)]) + 1e-4 * noise("gaussian", 200, 0)
     assert len(run(LossNotDecreasing(), loss(values))) == told
 

@@ -17,6 +17,8 @@ from trainvet.statistics import Facts, Snapshot
 
 SPAN, LEAST, FIRST, REFERENCE, HISTORY, RISE = 20, 5, 10, 100, 1000, 1e-6
 
+BESIDE = 5.0  # how much larger than later, beside the loss, the first gradients must be: 33 in an explosion, 0.1 in a net that fits at once
+
 
 @dataclasses.dataclass
 class ExplodingGradient(Rule):
@@ -53,7 +55,7 @@ class ExplodingGradient(Rule):
         self._rate = LearningRate()
         self._clipping = 0.0
         self._largest: dict[str, Any] = {"first": "", "norm": 0.0, "now": ""}
-        self._loss = Rollings(SPAN, lowest=None, records=[])
+        self._loss = Rollings(SPAN, lowest=None, records=[], top=None)
         self._norm = Rollings(SPAN, origin=-1, open=0, first=[], early=-1.0, windows=[], bad=0, good=0, told=False)
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
@@ -66,6 +68,9 @@ class ExplodingGradient(Rule):
         """Close the windows that are complete: 20 steps, and more where fewer than 5 of them were measured."""
         self._rate.follow(snapshot)
         for _, rows, fresh in self._loss.add(snapshot, "loss.value"):
+            early = rows.values[-fresh:][: max(0, FIRST - (rows.count - fresh))]
+            if len(early):
+                rows.kept["top"] = max(float(early.max()), rows.kept["top"] or float(early[0]))
             for end in rows.windows(fresh, SPAN):
                 now, lowest = median(rows.values[end - SPAN : end]), rows.kept["lowest"]
                 record = lowest is None or now < lowest
@@ -106,7 +111,7 @@ class ExplodingGradient(Rule):
         if kept["early"] < 0 and step >= kept["origin"] + SPAN + REFERENCE - 1:
             kept["early"] = median(np.array([item[0] for item in kept["windows"]]))
             over = [pair for pair in kept["first"] if pair[0] > self.start * kept["early"] > 0]
-            if over:
+            if over and not self._fitted(max(over)[0], kept["early"]):
                 highest = max(over)[0]
                 message = f"the gradient norm was {highest:.3g} within the first {FIRST} steps and is {kept['early']:.3g} since step {SPAN}"
                 yield self._found(name, step, over[0][1], message, highest, kept["early"], f"{self.start:g} times the median after it", "first")
@@ -121,6 +126,11 @@ class ExplodingGradient(Rule):
             since = int(kept["windows"][-kept["bad"]][1])
             message = f"the gradient norm has risen to {now:.3g}, {now / usual:.2g} times what it was"
             yield self._found(name, step, since, message, now, usual, f"{self.rise:g} times the median before, in {self.patience} windows", "now")
+
+    def _fitted(self, highest: float, early: float) -> bool:
+        """Did the gradient only fall with the loss, as in a net that learns its data quickly? An explosion is large beside its loss, too."""
+        losses = [(rows.kept["top"], rows.kept["lowest"]) for rows in self._loss.all() if rows.kept["top"] and rows.kept["lowest"]]
+        return any(top > 0 and lowest > 0 and highest / top <= BESIDE * early / lowest for top, lowest in losses)
 
     def _improves(self, step: int) -> bool:
         """Is every loss, in its last 20 rows up to ``step``, at its lowest? Then a large gradient does no harm."""

@@ -15,13 +15,16 @@ from trainvet.rolling import Rolling, Rollings
 from trainvet.rule import Rule
 from trainvet.statistics import Facts, Loss, Snapshot
 
+STEADY = 3.09  # one in a thousand
+
 
 @dataclasses.dataclass
 class LossNotDecreasing(Rule):
     """
     ## What it checks
     Means of 10 losses each, over more steps as the run goes on. Learning is proven when the last 10 of 20 means are lower than the first 10
-    (one-sided Mann-Whitney test, ``z``) and their median has dropped by ``drop``, or when the loss is ``fast`` below its very start and below
+    (one-sided Mann-Whitney test, ``z``) and their median has dropped by ``drop``, or by ``steady`` where z is above 3.09; or when the loss is
+    ``fast`` below its very start and below
     what guessing would give; then the rule is off for good. Until then it looks after 200, 400, 800, … steps and speaks once the noise leaves no
     room for the drop a healthy course shows by then (0.75 of the steps looked at over those planned, at least ``drop``, at most ``healthy``).
     ## Why it matters
@@ -51,6 +54,7 @@ class LossNotDecreasing(Rule):
 
     z: float = 2.33
     drop: float = 0.02
+    steady: float = 0.005
     fast: float = 0.2
     healthy: float = 0.2
     samples: int = 2000
@@ -98,7 +102,8 @@ class LossNotDecreasing(Rule):
         kept, halves, guess = rows.kept, course.halves(), _guess(self._loss_of(name))
         course.due, kept["judged"] = False, kept["judged"] + 1
         reference = min(kept["start"], guess)
-        fallen = halves.z >= self.z and halves.begin - halves.level >= self.drop * abs(halves.begin)
+        needed = self.steady if halves.z >= STEADY else self.drop  # a loss with a floor of its own (soft targets) falls little, but steadily
+        fallen = halves.z >= self.z and halves.begin - halves.level >= needed * abs(halves.begin)
         kept["proven"] = fallen or reference - halves.now >= self.fast * abs(reference)
         expected = min(self.healthy, 0.75 * course.rows / (self._facts.planned_steps or max(1000, 2 * seen)))
         still_possible = halves.drop + 2 * halves.error >= expected * halves.scale
