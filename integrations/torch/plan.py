@@ -53,6 +53,7 @@ class Plan:
                 continue
             self.names[id(parameter)] = name
             self.parameters[name] = parameter
+        self._children = list(module.modules())
         self.modules: dict[int, str] = {id(child): path for path, child in module.named_modules()}
         self.buffers: dict[str, Tensor] = {}
         self.depth: dict[str, int] = {path: index for index, (path, _) in enumerate(module.named_modules())}
@@ -82,10 +83,17 @@ class Plan:
         return self.signature != self._sign()
 
     def _sign(self) -> tuple[int, ...]:
-        return (
-            *[2 * id(parameter) + parameter.requires_grad for parameter in self.module.parameters() if not is_lazy(parameter)],
-            *[id(parameter) for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]],
-        )
+        """Everything that hangs on the modules known so far: a walk over all modules would cost several times as much."""
+        found: list[int] = []
+        for child in self._children:
+            found += map(id, child._modules.values())
+            for parameter in child._parameters.values():
+                if parameter is not None:
+                    found.append(id(parameter) + (1 if parameter.requires_grad else 0) + (2 if is_lazy(parameter) else 0))
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                found += map(id, group["params"])
+        return tuple(found)
 
     def _own(self, index: int, optimizer: torch.optim.Optimizer, labels: tuple[str, ...]) -> Owned:
         label = f"optimizer {index}" if len(self.optimizers) > 1 else "optimizer"
