@@ -10,9 +10,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from trainvet.integrations.torch.losses import KINDS, Call, read_call, same, tensors_in
+from trainvet.integrations.torch.moments import SATURATED, Number, on_device, on_host, smaller, usable
 from trainvet.integrations.torch.plan import removes_bias
 
 MODULES: dict[type[nn.Module], str] = {
@@ -36,13 +36,8 @@ PRODUCTS = frozenset({torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor
 CLAMPS = frozenset({torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_, torch.clamp_min, torch.clamp_min_, Tensor.clamp_min, Tensor.clamp_min_})
 WATCHED = frozenset({*FUNCTIONS, *PRODUCTS, *CLAMPS, *KINDS})
 CHANNEL_SECOND = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
-# |x| beyond which the slope is below 5 % of its maximum, expressed in the output: sigmoid(4.36), tanh(2.18)
-SATURATED = {"sigmoid": (1 - 0.98738, 0.98738), "tanh": (-0.97477, 0.97477)}
 WITH_KWARGS: dict[int, bool] = getattr(module_internals, "_global_forward_hooks_with_kwargs", {})
 WINDOW_BATCHES, WINDOW_POSITIONS = 5, 1000
-
-
-Number: TypeAlias = "Tensor | float"
 
 
 @dataclasses.dataclass
@@ -289,13 +284,13 @@ class Look:
         if not tensor.numel() or not self.want:
             return
         wide = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-        mean, spread, low, high, new = (_on_host if wide.device.type == "cpu" else _on_device)(wide, site.function, self.want)
+        mean, spread, low, high, new = (on_host if wide.device.type == "cpu" else on_device)(wide, site.function, self.want)
         before, count = site.elements, wide.numel()
         site.elements += count
         if before:  # Chan, Golub and LeVeque: means and spreads of two parts put together
             spread = site.spread + spread + (mean - site.mean) * (mean - site.mean) * (before * count / site.elements)
             mean = site.mean + (mean - site.mean) * (count / site.elements)
-            low, high = _smaller(site.low, low), -_smaller(-site.high, -high)
+            low, high = smaller(site.low, low), -smaller(-site.high, -high)
         site.mean, site.spread, site.low, site.high = mean, spread, low, high
         for key, value in new.items():
             site.sums[key] = site.sums[key] + value if key in site.sums else value
@@ -316,7 +311,7 @@ class Look:
             count, sums = site.elements, site.sums
             variance = site.spread / count
             cell: dict[str, Number] = {"mean": site.mean, "std": variance**0.5, "rms": (variance + site.mean * site.mean) ** 0.5}
-            cell |= {"min": site.low, "max": site.high, "abs_max": -_smaller(site.low, -site.high)}
+            cell |= {"min": site.low, "max": site.high, "abs_max": -smaller(site.low, -site.high)}
             cell |= {key: sums[key] for key in ("nan", "inf") if key in sums}
             if "zero" in sums:
                 cell["zero_share"] = sums["zero"] / count
@@ -327,71 +322,6 @@ class Look:
             for key in self.want:
                 columns.setdefault(key, []).append(cell.get(key, 0.0))
         return tuple(site.name for site in sites), columns
-
-
-def usable(tensor: Tensor) -> bool:
-    """Does the tensor have plain memory that can be read and reduced?"""
-    return tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_nested and not tensor.is_quantized
-
-
-MOMENTS = frozenset({"mean", "std", "rms"})
-Moments: TypeAlias = "tuple[Number, Number, Number, Number, dict[str, Number]]"
-
-
-def _on_host(wide: Tensor, function: str, want: frozenset[str]) -> Moments:
-    """Mean, sum of squared deviations, smallest, largest, and counts, as host numbers: through numpy, which is quicker on small tensors.
-
-    Only what is wanted is measured, the rest is 0. The spread comes from a sum and a dot product unless they cancel; a finite norm spares the
-    counting.
-    """
-    values = wide.numpy().ravel(order="K")
-    count = values.size
-    mean = variance = smallest = largest = 0.0
-    with np.errstate(all="ignore"):  # NaN and infinity are what we look for, not worth a warning
-        square = float(values.dot(values)) / count
-        if want & MOMENTS:
-            mean = float(np.add.reduce(values)) / count
-            variance = square - mean * mean
-            if not variance > 1e-3 * square:  # a large mean: the difference of two large numbers would be rounding only
-                variance = float(values.var(dtype=np.float64))
-        if want & {"min", "abs_max"}:
-            smallest = float(np.minimum.reduce(values))
-        if want & {"max", "abs_max"}:
-            largest = float(np.maximum.reduce(values))
-        new: dict[str, Number] = {}
-        if "zero_share" in want:
-            new["zero"] = float(count - np.count_nonzero(values))
-        for key, test in (("nan", np.isnan), ("inf", np.isinf)):
-            if key in want:
-                new[key] = 0.0 if math.isfinite(square) else float(np.count_nonzero(test(values)))
-        if "saturated_share" in want and function in SATURATED:
-            low, high = SATURATED[function]
-            new["saturated"] = float(np.count_nonzero(values < low) + np.count_nonzero(values > high))
-        return mean, variance * count, smallest, largest, new
-
-
-def _on_device(wide: Tensor, function: str, want: frozenset[str]) -> Moments:
-    """The same as device scalars, without a host read."""
-    count = wide.numel()
-    variance, mean = torch.var_mean(wide, correction=0) if want & MOMENTS else (0.0, 0.0)
-    smallest, largest = torch.aminmax(wide)
-    new: dict[str, Number] = {}
-    if "zero_share" in want:
-        new["zero"] = count - torch.count_nonzero(wide)
-    for key, test in (("nan", torch.isnan), ("inf", torch.isinf)):
-        if key in want:
-            new[key] = torch.count_nonzero(test(wide))
-    if "saturated_share" in want and function in SATURATED:
-        low, high = SATURATED[function]
-        new["saturated"] = torch.count_nonzero((wide < low) | (wide > high))
-    return mean, variance * count, smallest, largest, new
-
-
-def _smaller(left: Number, right: Number) -> Number:
-    """The smaller of two numbers or device scalars; NaN where one is NaN."""
-    if isinstance(left, Tensor):
-        return torch.minimum(left, torch.as_tensor(right))
-    return left if left != left or left < right else right
 
 
 class _FunctionMode(TorchFunctionMode):

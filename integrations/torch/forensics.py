@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from trainvet.integrations.torch.activations import WITH_KWARGS, usable
+from trainvet.integrations.torch.activations import WITH_KWARGS
 from trainvet.integrations.torch.losses import tensors_in
+from trainvet.integrations.torch.moments import usable
 
 FINITE, MINUS, PLUS, NAN = 0, 1, 2, 3
 LARGEST = 1 << 24  # elements of a user's tensor or array up to which its content is kept over the replay
@@ -38,7 +39,8 @@ class Visit:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The verdict: ``place`` is a module path, a parameter or "loss"; ``direction`` "forward" or "backward"; the finite range that fed it."""
+    """The verdict: ``place`` is a module path, a parameter, "input" or "loss"; ``direction`` "forward" or "backward"; the finite range that
+    fed it. With the ``kind`` "input" it was there already when the module (or, for "input", the first one) was called."""
 
     place: str
     kind: str
@@ -162,6 +164,10 @@ class _Watcher:
         for visit in self.visits:
             if visit.output_state == PLUS and visit.input_state in (FINITE, MINUS):
                 return Origin(visit.path or visit.kind, visit.kind, "forward", visit.low, visit.high)
+        through = [visit for visit in self.visits if visit.input_state in (PLUS, NAN) and visit.output_state in (PLUS, NAN)]
+        entered = min(through, key=lambda visit: visit.order, default=None)
+        if entered is not None:  # it came from code outside all modules, or with the batch
+            return Origin("input" if entered.order == 0 else entered.path or entered.kind, "input", "forward", entered.low, entered.high)
         if loss is None:
             return None
         last = self.visits[-1] if self.visits else None

@@ -7,23 +7,22 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trainvet.finding import Finding
 from trainvet.integrations.torch import host, kernels
 from trainvet.integrations.torch.attempt import Attempt
+from trainvet.integrations.torch.evidence import early, late
 from trainvet.integrations.torch.forensics import locate
 from trainvet.integrations.torch.guard import Guard, device_side
 from trainvet.integrations.torch.loss_scale import LossScale
-from trainvet.integrations.torch.losses import tensors_in
 from trainvet.integrations.torch.plan import Plan, number
 from trainvet.integrations.torch.readback import Readback
 from trainvet.integrations.torch.rows import Rows
 from trainvet.integrations.torch.sampling import Sampling
 from trainvet.monitor import Monitor
-from trainvet.statistics import Facts, Schedule, Snapshot, Table, Vector
+from trainvet.statistics import Facts, Schedule, Snapshot, Vector
 
 LAG = 10  # steps a row may be late: the slots of the ring, and two
 
@@ -212,19 +211,19 @@ class Probe:
         attempt.losses, self._micro = self._micro, []
         if self.scaler:
             self._read_scale(attempt)
-        early: list[Snapshot] = []
+        urgent: list[Snapshot] = []
         if self._before_update:
             attempt.read(measured)
             if not attempt.finite and not self.scaler:
                 attempt.bad, attempt.sampled = True, False
-                early = self._alarm(attempt, gradients)
+                urgent = self._alarm(attempt, gradients)
         elif self.guard is not None and not self.scaler and device_side(owned):
             self.guard.arm(owned, attempt.head().sum())
             attempt.armed = True
         if attempt.sampled:
             self.monitor.schedule.sampled(attempt.step)  # the monitor may hear of it some steps later
             self.sampling.gradients(attempt, gradients)
-        return early
+        return urgent
 
     @property
     def lost(self) -> bool:
@@ -269,12 +268,14 @@ class Probe:
             told = "the fault did not come back when the batch was run again" if runs else self._why_no_replay()
             return dataclasses.replace(finding, evidence={**finding.evidence, "replay": told})
         fed = "" if math.isnan(origin.low) else f" from finite input in [{origin.low:.4g}, {origin.high:.4g}]"
-        what = "the loss" if origin.place == "loss" else f"{origin.place} ({origin.kind})"
+        what = f"made by {'the loss' if origin.place == 'loss' else f'{origin.place} ({origin.kind})'}{fed}"
+        if origin.kind == "input":
+            what = f"in the {'batch' if origin.place == 'input' else f'input of {origin.place}'}: it was made outside all modules"
         return dataclasses.replace(
             finding,
             subjects=(origin.place,),
             where=origin.place,
-            message=f"first non-finite value in the {origin.direction} pass, made by {what}{fed}, batch {batch}",
+            message=f"first non-finite value in the {origin.direction} pass, {what}, batch {batch}",
             evidence={**finding.evidence, "batch": batch, "input_min": origin.low, "input_max": origin.high},
         )
 
@@ -321,7 +322,7 @@ class Probe:
             self._was_held(attempt)
         self._row(attempt, attempt.changed)
         if not attempt.finite and not attempt.skipped:
-            snapshot = self.rows.flush(attempt.step, attempt.batch, attempt.epoch, _late_evidence(attempt))
+            snapshot = self.rows.flush(attempt.step, attempt.batch, attempt.epoch, late(attempt))
             self._snapshots.append(dataclasses.replace(snapshot, urgent=True))
             return
         if not attempt.sampled:
@@ -364,21 +365,7 @@ class Probe:
         owned = attempt.owned
         if self.guard is not None:
             attempt.held, attempt.dropped = True, self.guard.hold(owned, attempt.step)
-        present = np.array([gradient is not None for gradient in gradients], dtype=np.float64)
-        counted = _host(kernels.table(gradients, kernels.COUNTS))
-        tables = {"gradient": Table(owned.names, {"norm": attempt.host_norms, "present": present, **counted})}
-        tables["weight"] = Table(owned.names, _host(kernels.table(list(owned.tensors), kernels.COUNTS)))
-        if self.plan.buffers:
-            found = _host(kernels.table(list(self.plan.buffers.values()), kernels.COUNTS))
-            tables["buffer"] = Table(tuple(self.plan.buffers), {"nonfinite": found["nan"] + found["inf"]})
-        data: dict[str, Tensor] = {}
-        for path, tensor in tensors_in(self._batch):
-            if tensor.is_floating_point() and tensor.numel():
-                data.setdefault(self.sampling.paths.get(path, f"input.{path}" if path else "input"), tensor)
-        for target in ("input", "label"):
-            chosen = {name: tensor for name, tensor in data.items() if name.startswith(target)}
-            if chosen:
-                tables[target] = Table(tuple(chosen), _host(kernels.table(list(chosen.values()), kernels.COUNTS)))
+        tables = early(attempt, gradients, self.plan.buffers, self._batch, self.sampling.paths)
         for values, earlier in self._readback.poll(wait=True):  # of another optimizer, in the same batch
             self._arrived(earlier, values)
         self._flush()
@@ -391,18 +378,6 @@ class Probe:
         if len(self.rows):
             self._tell_news(self.rows.last)
             self._snapshots.append(self.rows.flush(self.rows.last, self._index, self._epoch, {}))
-
-
-def _late_evidence(attempt: Attempt) -> dict[str, Table]:
-    """What the norms say about a bad step when its gradients are gone: a NaN norm holds a NaN; an infinite one may have overflowed."""
-    nan, inf = np.isnan(attempt.host_norms).astype(np.float64), np.isinf(attempt.host_norms).astype(np.float64)
-    if not nan.any():
-        return {}
-    return {"gradient": Table(attempt.owned.names, {"norm": attempt.host_norms, "nan": nan, "inf": inf})}
-
-
-def _host(columns: dict[str, Tensor]) -> dict[str, Vector]:
-    return {name: column.cpu().double().numpy() for name, column in columns.items()}
 
 
 def alone() -> bool:

@@ -102,7 +102,9 @@ def test_weights_before_a_bad_step_under_accumulation(tmp_path: Path) -> None:
     _, run = aborted(tmp_path, module, diagnostics, accumulate_grad_batches=2)
     assert snapshot(module, run.optimizers[0]) == module.states[6]
     assert diagnostics.report.findings[0].step == 3
-    assert diagnostics.report.findings[0].evidence["batch"] == 6
+    head = diagnostics.report.findings[0]
+    assert (head.where, head.evidence["batch"]) == ("input", 6)
+    assert "in the batch: it was made outside all modules, batch 6" in head.message
 
 
 def test_what_is_said(tmp_path: Path) -> None:

@@ -112,6 +112,27 @@ def test_a_loss_that_overflows_is_the_loss() -> None:
     assert found(chain(), loss=lambda y: torch.log(-y.abs()).mean()) == ("loss", "loss", "forward")
 
 
+def test_a_batch_that_is_not_finite_is_no_fault_of_a_module_or_the_loss() -> None:
+    bad = X.clone()
+    bad[2, 1] = NAN
+    assert found(chain(torch.relu), bad) == ("input", "input", "forward")
+
+
+def test_missing_values_that_the_model_masks_are_not_blamed_for_a_fault_of_the_loss() -> None:
+    bad = X.clone()
+    bad[2, 1] = NAN
+    net = nn.Sequential(Does(lambda x: x.nan_to_num()), *chain())
+    assert found(net, bad, loss=lambda y: torch.log(-y.abs()).mean()) == ("loss", "loss", "forward")
+
+
+def test_a_value_made_between_two_modules_is_found_where_it_enters() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 1)
+    both = nn.ModuleDict({"first": first, "second": second})
+    origin = locate(both, lambda: second(torch.log(-first(X).abs())).sum())
+    assert origin is not None
+    assert (origin.place, origin.kind) == ("second", "input")
+
+
 # ---- backward
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.torch.left_behind import left_behind
-from trainvet.integrations.torch.activations import Look, Windows, _on_device, _on_host
+from trainvet.integrations.torch.activations import Look, Windows
+from trainvet.integrations.torch.moments import on_device, on_host
 from trainvet.statistics import MEANING
 
 EVERYTHING = frozenset(key for key in MEANING if key.startswith("activation."))
@@ -84,7 +85,7 @@ def test_the_spread_of_values_far_from_zero_is_not_lost_in_rounding() -> None:
 def test_a_device_would_say_the_same_as_the_host(function: str, bad: float) -> None:
     values = torch.randn(7, 9, generator=torch.Generator().manual_seed(0))
     values[2, 3] = bad
-    host, device = (kernel(values, function, EVERYTHING_SHORT) for kernel in (_on_host, _on_device))
+    host, device = (kernel(values, function, EVERYTHING_SHORT) for kernel in (on_host, on_device))
     known = slice(2, 4) if bad == float("inf") else slice(0, 4)  # the mean of an infinite value is NaN or infinite
     np.testing.assert_allclose([float(value) for value in device[known]], host[known], rtol=1e-5)
     assert {key: float(value) for key, value in device[4].items()} == host[4]
