@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import glob
+import re
 import sys
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -25,15 +28,15 @@ class Diagnostics(Watching, keras.callbacks.Callback):
     Steps are batches. Several fits with one object continue its count. On TensorFlow; with other backends the report says that nothing is observed.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        keras.callbacks.Callback.__init__(self)
-        Watching.__init__(self, *args, **kwargs)
-        self._probe: Probe | None = None
-        self._earlier: Probe | None = None
-        self._companions: tuple[Any, ...] = ()
-        self._owner = False
-        self._begun = False
-        self._spent = 0.0
+    params: Any = None
+    _model: Any = None
+    _probe: Probe | None = None
+    _earlier: Probe | None = None
+    _owner: bool = False
+    _begun: bool = False
+    _spent: float = 0.0
+    _companions: tuple[Any, ...] = ()
+    _epochs: tuple[tuple[int, float], ...] = ()
 
     # ---- start and end
 
@@ -67,7 +70,8 @@ class Diagnostics(Watching, keras.callbacks.Callback):
         before, self._earlier = self._session, self._probe
         for callback in mine:
             callback._session, callback._owner, callback._probe = session, callback is self, None
-        self._begun, self._spent = False, 0.0
+        session.checkpoint = self._checkpoint
+        self._begun, self._spent, self._epochs = False, 0.0, ()
         if before is not None and before.monitor.step and self._earlier is not None and self._earlier.model is model:
             session.monitor.load_state_dict(before.monitor.state_dict())
 
@@ -96,6 +100,7 @@ class Diagnostics(Watching, keras.callbacks.Callback):
             self._start(session, epoch)
         if self._probe is not None:
             self._probe.begin_epoch(epoch)
+            self._epochs = (*self._epochs, (self._probe.stepper.step, time.time()))
 
     def _start(self, session: Session, epoch: int) -> None:
         monitor, params = session.monitor, self.params or {}
@@ -138,10 +143,19 @@ class Diagnostics(Watching, keras.callbacks.Callback):
             self._spent = spent
             self._session.observe(self._probe.poll())
 
+    def _checkpoint(self, good: int | None) -> str | None:
+        """The newest file of a ModelCheckpoint that holds no step after ``good``: it was there when an epoch began that starts no later."""
+        until = max([at for first, at in self._epochs if good is not None and first <= good + 1], default=0.0)
+        kinds = [other for other in self._companions if isinstance(other, keras.callbacks.ModelCheckpoint)]
+        found = [Path(name) for kind in kinds for name in glob.glob(re.sub(r"\{[^}]*\}", "*", str(kind.filepath)))]
+        written = {path: path.stat().st_mtime for path in found if self._epochs}
+        fine = [path for path, at in written.items() if self._epochs[0][1] <= at <= until]
+        return str(max(fine, key=lambda path: written[path])) if fine else None
+
     def __getstate__(self) -> dict[str, Any]:
         """Nothing that is alive travels in a copy or pickle."""
         kept = {name: value for name, value in super().__getstate__().items() if name != "on_train_batch_begin"}
-        return {**kept, "_probe": None, "_earlier": None, "_owner": False, "_model": None, "_companions": ()}
+        return {**kept, "_probe": None, "_earlier": None, "_owner": False, "_model": None, "_companions": (), "_epochs": ()}
 
 
 def _companions() -> tuple[Any, ...]:

@@ -27,116 +27,135 @@ def stack(scalars: list[Any]) -> Any:
     return tf.stack([wide(tf.convert_to_tensor(scalar)) for scalar in scalars])
 
 
-def reduce(tensor: Any, raw: frozenset[str]) -> dict[str, Any]:
-    """Raw numbers (see ``layout.NEEDS``) over all elements of a float32 tensor."""
-    found: dict[str, Any] = {}
-    if "square" in raw:
-        found["square"] = 2.0 * tf.nn.l2_loss(tensor)
-    if "sum" in raw:
-        found["sum"] = tf.reduce_sum(tensor)
-    if "abs_sum" in raw:
-        found["abs_sum"] = tf.reduce_sum(tf.abs(tensor))
-    if "min" in raw:
-        found["min"] = tf.reduce_min(tensor)
-    if "max" in raw:
-        found["max"] = tf.reduce_max(tensor)
-    if "nonzero" in raw:
-        found["nonzero"] = tf.reduce_sum(tf.cast(tf.not_equal(tensor, 0.0), tf.float32))
-    if "variance" in raw:
-        found["variance"] = tf.math.reduce_variance(tensor)
-    if "nonfinite" in raw:
-        found["nonfinite"] = tf.reduce_sum(tf.cast(tf.logical_not(tf.math.is_finite(tensor)), tf.float32))
-    return found
+class Reducer:
+    """Reduces flat float32 tensors. Tracing an operation costs about a millisecond, so constants are shared and nothing is done twice."""
+
+    def __init__(self) -> None:
+        self._axis, self._flat, self._zero = tf.constant(0), tf.constant([-1]), tf.constant(0.0)
+
+    def flat(self, tensor: Any, count: int | None = None) -> Any:
+        """All elements in one dimension, as float32; there are ``count`` of them where that is known better than from the tensor."""
+        tensor = wide(tensor)
+        if count is not None and tensor.shape.num_elements() is None:
+            return tf.reshape(tensor, [count])
+        return tensor if tensor.shape.rank == 1 else tf.reshape(tensor, self._flat)
+
+    def total(self, flat: Any) -> Any:
+        """The sum."""
+        return tf.raw_ops.Sum(input=flat, axis=self._axis)
+
+    def count(self, condition: Any) -> Any:
+        """How many are true."""
+        return self.total(tf.cast(condition, tf.float32))
+
+    def reduce(self, flat: Any, raw: frozenset[str]) -> dict[str, Any]:
+        """Raw numbers (see ``layout.NEEDS``) over all elements; "square" is half the sum of squares."""
+        found: dict[str, Any] = {}
+        if "square" in raw:
+            found["square"] = tf.raw_ops.L2Loss(t=flat)
+        if "sum" in raw:
+            found["sum"] = self.total(flat)
+        if "abs_sum" in raw:
+            found["abs_sum"] = self.total(tf.abs(flat))
+        if "min" in raw:
+            found["min"] = tf.raw_ops.Min(input=flat, axis=self._axis)
+        if "max" in raw:
+            found["max"] = tf.raw_ops.Max(input=flat, axis=self._axis)
+        if "nonzero" in raw:
+            found["nonzero"] = self.count(tf.not_equal(flat, self._zero))
+        if "variance" in raw:
+            found["variance"] = tf.math.reduce_variance(flat)
+        if "nonfinite" in raw:
+            found["nonfinite"] = self.count(tf.logical_not(tf.math.is_finite(flat)))
+        return found
+
+    def examine(self, flat: Mapping[str, Any], squares: Mapping[str, Any], norms: bool = True) -> dict[str, dict[str, Any]]:
+        """Counts of NaN and infinite elements of each tensor and, with ``norms``, its exact norm, but only when some sum of squares is not finite
+        or too small; otherwise zeros, and -1 for the norm. One branch for all, so that healthy steps pay for one condition."""
+        if not flat:
+            return {}
+        sums = tf.stack([squares[name] for name in flat])
+        odd = tf.logical_not(tf.reduce_all(tf.math.is_finite(sums)))
+        if norms:  # below 1e-30 a sum of squares of non-zero elements is rounded away
+            odd = tf.logical_or(odd, tf.reduce_any(tf.less(sums, 1e-30)))
+        labels = ("nan", "inf", "exact") if norms else ("nan", "inf")
+        usual = tf.constant([[0.0, 0.0, -1.0][: len(labels)]] * len(flat))
+        table = tf.cond(odd, lambda: _table(list(flat.values())) if norms else self._counts(list(flat.values())), lambda: usual)
+        return {
+            name: dict(zip(labels, tf.unstack(row, num=len(labels)), strict=True))
+            for name, row in zip(flat, tf.unstack(table, num=len(flat)), strict=True)
+        }
+
+    def _counts(self, flat: list[Any]) -> Any:
+        return tf.stack([tf.stack([self.count(tf.math.is_nan(part)), self.count(tf.math.is_inf(part))]) for part in flat])
+
+    def identical(self, flat: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], first: frozenset[str]) -> dict[str, Any]:
+        """1 for each matrix whose units are all equal. A unit is a slice along the last axis, for the names in ``first`` along the first one.
+
+        Some pairs of elements chosen at random decide for nearly every tensor; only where they are equal is the whole looked at.
+        """
+        units = {name: shape[0 if name in first else -1] for name, shape in shapes.items() if name in flat and len(shape) >= 2}
+        units = {name: count for name, count in units.items() if count >= 2}
+        if not units:
+            return {}
+        generator, marks = np.random.default_rng(0x5EED), []
+        for name, count in units.items():
+            rest = int(np.prod(shapes[name], dtype=np.int64)) // count
+            place, other = generator.integers(0, rest, UNIT_ROWS), generator.integers(1, count, UNIT_ROWS)
+            pairs = np.stack([place, other * rest + place] if name in first else [place * count, place * count + other])
+            seen = tf.gather(flat[name], pairs.astype(np.int32 if rest * count < 2**31 else np.int64), axis=self._axis)
+            marks.append(self._equal(seen, self._axis))
+        found = tf.stack(marks)
+
+        def look() -> Any:
+            whole = [tf.reshape(flat[name], [count, -1] if name in first else [-1, count]) for name, count in units.items()]
+            return tf.stack([self._equal(table, 0 if name in first else 1) for name, table in zip(units, whole, strict=True)])
+
+        found = tf.cast(tf.cond(tf.reduce_any(found), look, lambda: found), tf.float32)
+        return dict(zip(units, tf.unstack(found, num=len(units)), strict=True))
+
+    def _equal(self, table: Any, axis: Any) -> Any:
+        same = tf.equal(tf.raw_ops.Max(input=table, axis=axis), tf.raw_ops.Min(input=table, axis=axis))
+        return tf.raw_ops.All(input=same, axis=self._axis)
+
+    def reduce_rows(self, slices: Any, numel: float, raw: frozenset[str]) -> tuple[dict[str, Any], Any]:
+        """Raw numbers over the whole table of which ``slices`` holds the touched rows; the others count as 0. Also the summed rows, flat."""
+        rows = self.flat(merge_rows(slices))
+        found = self.reduce(rows, (raw - {"variance", "min", "max"}) | ({"sum", "square"} if "variance" in raw else frozenset()))
+        if "variance" in raw:
+            found["variance"] = tf.maximum(2.0 * found["square"] / numel - (found["sum"] / numel) ** 2, 0.0)
+        if "min" in raw:
+            found["min"] = tf.minimum(tf.reduce_min(rows), 0.0)
+        if "max" in raw:
+            found["max"] = tf.maximum(tf.reduce_max(rows), 0.0)
+        return found, rows
 
 
-def counts(tensor: Any) -> tuple[Any, Any]:
-    """The number of NaN and of infinite elements."""
-    return tf.reduce_sum(tf.cast(tf.math.is_nan(tensor), tf.float32)), tf.reduce_sum(tf.cast(tf.math.is_inf(tensor), tf.float32))
-
-
-def examine(tensors: Mapping[str, Any], squares: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Counts of NaN and infinite elements and the exact norm of each tensor, but only when some sum of squares is not finite or has
-    vanished; otherwise zeros, and -1 for the norm. One branch for all tensors, so that healthy steps pay for one condition."""
-    if not tensors:
-        return {}
-    sums = tf.stack([squares[name] for name in tensors])
-    # below 1e-30 a sum of squares of non-zero elements is rounded away
-    odd = tf.logical_or(tf.logical_not(tf.reduce_all(tf.math.is_finite(sums))), tf.reduce_any(tf.less(sums, 1e-30)))
-    table = tf.cond(odd, lambda: _table(list(tensors.values())), lambda: tf.constant([[0.0, 0.0, -1.0]] * len(tensors)))
-    columns = {raw: tf.unstack(table[:, index], num=len(tensors)) for index, raw in enumerate(("nan", "inf", "exact"))}
-    return {name: {raw: column[index] for raw, column in columns.items()} for index, name in enumerate(tensors)}
-
-
-def _table(tensors: list[Any]) -> Any:
+def _table(flat: list[Any]) -> Any:
     """[tensors, 3]: NaN, infinite elements, L2 norm of the finite ones (inf or NaN where an element is).
 
-    All tensors in one vector keep the graph small; very large models are looked at tensor by tensor, since that vector is a copy.
+    All tensors in one vector keep the graph small; very large ones are looked at one by one, since that vector is a copy.
     """
-    if len(tensors) > 1 and sum(tensor.shape.num_elements() or ONE_VECTOR for tensor in tensors) >= ONE_VECTOR:
-        return tf.concat([_table([tensor]) for tensor in tensors], 0)
-    parts = [tf.reshape(tensor, [-1]) for tensor in tensors]
-    flat, owner = tf.concat(parts, 0), tf.concat([tf.fill(tf.shape(part), index) for index, part in enumerate(parts)], 0)
+    if len(flat) > 1 and sum(tensor.shape.num_elements() or ONE_VECTOR for tensor in flat) >= ONE_VECTOR:
+        return tf.concat([_table([tensor]) for tensor in flat], 0)
+    whole, owner = tf.concat(flat, 0), tf.concat([tf.fill(tf.shape(part), index) for index, part in enumerate(flat)], 0)
 
     def total(values: Any) -> Any:
-        return tf.math.unsorted_segment_sum(values, owner, len(tensors))
+        return tf.math.unsorted_segment_sum(values, owner, len(flat))
 
-    nan, inf = total(tf.cast(tf.math.is_nan(flat), tf.float32)), total(tf.cast(tf.math.is_inf(flat), tf.float32))
-    size = tf.maximum(tf.math.unsorted_segment_max(tf.abs(flat), owner, len(tensors)), 0.0)
-    norm = size * tf.sqrt(total(tf.math.divide_no_nan(flat, tf.gather(size, owner)) ** 2))
+    nan, inf = total(tf.cast(tf.math.is_nan(whole), tf.float32)), total(tf.cast(tf.math.is_inf(whole), tf.float32))
+    size = tf.maximum(tf.math.unsorted_segment_max(tf.abs(whole), owner, len(flat)), 0.0)
+    norm = size * tf.sqrt(total(tf.math.divide_no_nan(whole, tf.gather(size, owner)) ** 2))
     norm = tf.where(inf > 0, np.float32(np.inf), norm)
     return tf.stack([nan, inf, tf.where(nan > 0, np.float32(np.nan), norm)], 1)
 
 
-def identical(tensors: Mapping[str, Any], axes: Mapping[str, int]) -> dict[str, Any]:
-    """1 for each tensor whose units (slices along ``axes[name]``) are all equal.
-
-    A few rows chosen at random decide for nearly every tensor; only where they are equal is the whole looked at.
-    """
-    chosen = {name: tensor for name, tensor in tensors.items() if len(tensor.shape) >= 2 and int(tensor.shape[axes[name]]) >= 2}
-    if not chosen:
-        return {}
-    generator = np.random.default_rng(0x5EED)
-    flat, candidates = {}, []
-    for name, tensor in chosen.items():
-        units = int(tensor.shape[axes[name]])
-        flat[name] = tf.reshape(tensor, [-1, units]) if axes[name] else tf.transpose(tf.reshape(tensor, [units, -1]))
-        total = int(np.prod([int(size) for size in tensor.shape])) // units
-        rows = np.sort(generator.choice(total, size=min(UNIT_ROWS, total), replace=False))
-        candidates.append(_equal_units(tf.gather(flat[name], rows.astype(np.int32))))
-    marks = tf.stack(candidates)
-
-    def look() -> Any:
-        return tf.stack([_equal_units(tensor) for tensor in flat.values()])
-
-    marks = tf.cond(tf.reduce_any(marks), look, lambda: marks)
-    return {name: tf.cast(marks[index], tf.float32) for index, name in enumerate(chosen)}
-
-
-def _equal_units(table: Any) -> Any:
-    return tf.reduce_all(tf.equal(table, table[:, :1]))
-
-
-def merge_rows(slices: Any) -> tuple[Any, Any]:
-    """Values [n, …] of IndexedSlices with the rows of equal indices summed into one (the freed rows are 0), and the number of rows touched."""
+def merge_rows(slices: Any) -> Any:
+    """Values [n, …] of IndexedSlices with the rows of equal indices summed into one; the rows that become free are 0."""
     order = tf.argsort(slices.indices)
     indices = tf.gather(slices.indices, order)
     first = tf.concat([tf.zeros([1], tf.int32), tf.cast(tf.not_equal(indices[1:], indices[:-1]), tf.int32)], 0)
-    segment = tf.cumsum(first)
-    count = tf.shape(slices.indices)[0]
-    return tf.math.unsorted_segment_sum(tf.gather(wide(slices.values), order), segment, count), tf.reduce_max(segment) + 1
-
-
-def reduce_rows(slices: Any, numel: float, raw: frozenset[str]) -> tuple[dict[str, Any], Any]:
-    """Raw numbers over the whole table of which ``slices`` holds the touched rows; the others count as 0. Also the summed rows."""
-    rows, _ = merge_rows(slices)
-    found = reduce(rows, (raw - {"variance", "min", "max"}) | ({"sum", "square"} if "variance" in raw else frozenset()))
-    if "variance" in raw:
-        found["variance"] = tf.maximum(found["square"] / numel - (found["sum"] / numel) ** 2, 0.0)
-    if "min" in raw:
-        found["min"] = tf.minimum(tf.reduce_min(rows), 0.0)
-    if "max" in raw:
-        found["max"] = tf.maximum(tf.reduce_max(rows), 0.0)
-    return found, rows
+    return tf.math.unsorted_segment_sum(tf.gather(wide(slices.values), order), tf.cumsum(first), tf.shape(slices.indices)[0])
 
 
 class Sketch:
@@ -166,15 +185,12 @@ class Sketch:
         self.before = {name: self._pick(name) for name in variables}
 
     def compare(self) -> dict[str, dict[str, Any]]:
-        """After the update: squared norms of the change and of the values before, whether nothing moved, elements compared."""
+        """After the update: half the squared norms of the change and of the values before, the largest change, elements compared."""
         found = {}
         for name in self.variables:
-            old, new = self.before[name], self._pick(name)
-            found[name] = {
-                "square": 2.0 * tf.nn.l2_loss(wide(new) - wide(old)),
-                "before": 2.0 * tf.nn.l2_loss(wide(old)),
-                "unchanged": tf.cast(tf.reduce_all(tf.equal(new, old)), tf.float32),
-            }
+            old, new = wide(self.before[name]), wide(self._pick(name))
+            change = new - old
+            found[name] = {"square": tf.nn.l2_loss(change), "before": tf.nn.l2_loss(old), "largest": tf.reduce_max(tf.abs(change))}
             if name not in self.counts:
                 found[name]["count"] = tf.cast(tf.size(old), tf.float32)
         return found

@@ -15,7 +15,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "norm": ("square",), "rms": ("square",), "mean": ("sum",), "abs_mean": ("abs_sum",), "std": ("variance",), "abs_max": ("min", "max"),
     "min": ("min",), "max": ("max",), "zero_share": ("nonzero",), "mean_square": ("square",), "identical_rows": ("identical",),
     "saturated_share": ("saturated",), "dead_share": ("units",), "batches": ("units",), "positions": ("units",), "nan": ("nan",), "inf": ("inf",),
-    "nonfinite": ("nonfinite",), "present": (), "count": (), "ratio": ("square", "before"), "unchanged": ("unchanged",),
+    "nonfinite": ("nonfinite",), "present": (), "count": (), "ratio": ("square", "before"), "unchanged": ("largest",),
 }  # fmt: skip
 # what a raw number is where it was not reduced: a subject without a gradient has 0 everywhere
 ABSENT = {"exact": -1.0, "present": 1.0}
@@ -129,8 +129,10 @@ class Reading:
         """The statistics ("norm", "mean", …) of all subjects of a target, in another ``order`` if one is given; None where nothing was measured."""
         raw = self.raw.get(target)
         filled = {name: FORMULAS[name](raw) for name in statistics if name in FORMULAS} if raw else {}
-        if not filled:
+        if not filled or raw is None:
             return None
+        if target == "gradient" and "identical_rows" in filled:  # equal, and not all of them zero
+            filled["identical_rows"] = filled["identical_rows"] * (_norm(raw) != 0)
         if order is not None:
             return Table(order.names, {name: column[order.index] for name, column in filled.items()})
         return Table(self.layout.names[target], filled)
@@ -166,7 +168,7 @@ def _valid_share(name: str, rest: bool = False) -> Callable[[Raw], Vector]:
 
 def _norm(raw: Raw) -> Vector:
     exact = _get(raw, "exact")  # only taken where the sum of squares left float32
-    return np.asarray(np.where(exact == -1.0, np.sqrt(np.maximum(_get(raw, "square"), 0.0)), exact))
+    return np.asarray(np.where(exact == -1.0, np.sqrt(2.0 * np.maximum(_get(raw, "square"), 0.0)), exact))
 
 
 def _rms(raw: Raw) -> Vector:
@@ -188,7 +190,7 @@ FORMULAS: dict[str, Callable[[Raw], Vector]] = {
     "rms": _rms,
     "mean": _share("sum"),
     "abs_mean": _share("abs_sum"),
-    "mean_square": _share("square"),
+    "mean_square": lambda raw: 2.0 * _share("square")(raw),  # the device has half the sum of squares
     "std": lambda raw: np.sqrt(np.maximum(_get(raw, "variance"), 0.0)),
     "abs_max": lambda raw: np.maximum(np.abs(_get(raw, "min")), np.abs(_get(raw, "max"))),
     "zero_share": _valid_share("nonzero", rest=True),
@@ -196,5 +198,6 @@ FORMULAS: dict[str, Callable[[Raw], Vector]] = {
     "count": _plain("samples"),
     "identical_rows": _plain("identical"),
     "ratio": _ratio,
-    **{name: _plain(name) for name in ("min", "max", "nan", "inf", "nonfinite", "present", "unchanged", "dead_share", "batches", "positions")},
+    "unchanged": lambda raw: (_get(raw, "largest") == 0).astype(np.float64),
+    **{name: _plain(name) for name in ("min", "max", "nan", "inf", "nonfinite", "present", "dead_share", "batches", "positions")},
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainvet.integrations.keras import kernels
@@ -25,6 +26,8 @@ class Reduction:
     def __init__(self, look: Look) -> None:
         self.look = look
         self.layout = Layout()
+        self.reducer = kernels.Reducer()
+        self._none = tf.constant(0.0)
         self._numbers: dict[str, Row] = {"optimizer": {}, "loss": {}, "run": {}}
 
     def pack(self, data: Any) -> Any:
@@ -68,27 +71,26 @@ class Reduction:
             return
         raw = needed(self.look.want, "gradient") | {"square"}
         rows: dict[str, Row] = {}
-        dense: dict[str, Any] = {}
-        axes: dict[str, int] = {}
+        flat: dict[str, Any] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for applied in self.look.applied:
             for name in applied.gradients:
-                numel = _numel(applied.variables[name])
-                self.layout.counts["gradient", name] = numel
+                shape = _shape(applied.variables[name])
+                self.layout.counts["gradient", name] = float(np.prod(shape))
                 gradient = _unscaled(applied, name)
                 if gradient is None:
-                    rows[name] = {"present": tf.zeros(())}
+                    rows[name] = {"present": self._none}
                 elif isinstance(gradient, tf.IndexedSlices):
-                    rows[name], dense[name] = kernels.reduce_rows(gradient, numel, raw)
-                    rows[name]["present"] = tf.ones(())
+                    rows[name], flat[name] = self.reducer.reduce_rows(gradient, self.layout.counts["gradient", name], raw)
                 else:
-                    dense[name] = gradient
-                    rows[name] = {**kernels.reduce(gradient, raw), "present": tf.ones(())}
-                    axes[name] = len(gradient.shape) - 1
-        for name, extra in kernels.examine(dense, {name: rows[name]["square"] for name in dense}).items():
+                    flat[name], shapes[name] = self.reducer.flat(gradient, int(np.prod(shape))), shape
+                    rows[name] = self.reducer.reduce(flat[name], raw)
+        for name, extra in self.reducer.examine(flat, {name: rows[name]["square"] for name in flat}).items():
             rows[name] |= extra
         if "identical" in raw:
-            for name, mark in kernels.identical({name: dense[name] for name in axes}, axes).items():
-                rows[name]["identical"] = mark * tf.cast(tf.greater(rows[name]["square"], 0.0), tf.float32)
+            tables = frozenset(name for name in shapes if self._is_table(name))
+            for name, mark in self.reducer.identical(flat, shapes, tables).items():
+                rows[name]["identical"] = mark
         self._put("gradient", rows)
 
     def _weights(self) -> None:
@@ -96,15 +98,16 @@ class Reduction:
         if not raw:
             return
         variables = {name: variable for applied in self.look.applied for name, variable in applied.variables.items()}
-        values = {name: kernels.wide(tf.convert_to_tensor(variable)) for name, variable in variables.items()}
-        rows = {name: kernels.reduce(value, raw | {"square"}) for name, value in values.items()}
-        for name, extra in kernels.examine(values, {name: row["square"] for name, row in rows.items()}).items():
+        shapes = {name: _shape(variable) for name, variable in variables.items()}
+        flat = {name: self.reducer.flat(tf.convert_to_tensor(variable)) for name, variable in variables.items()}
+        rows = {name: self.reducer.reduce(values, raw | {"square"}) for name, values in flat.items()}
+        for name, extra in self.reducer.examine(flat, {name: row["square"] for name, row in rows.items()}).items():
             rows[name] |= extra
         if "identical" in raw:
-            axes = {name: 0 if self._is_table(name) else len(value.shape) - 1 for name, value in values.items()}
-            for name, mark in kernels.identical(values, axes).items():
+            tables = frozenset(name for name in variables if self._is_table(name))
+            for name, mark in self.reducer.identical(flat, shapes, tables).items():
                 rows[name]["identical"] = mark
-        self.layout.counts |= {("weight", name): _numel(variable) for name, variable in variables.items()}
+        self.layout.counts |= {("weight", name): float(np.prod(shape)) for name, shape in shapes.items()}
         self._put("weight", rows)
 
     def _is_table(self, name: str) -> bool:
@@ -119,15 +122,16 @@ class Reduction:
             for name, row in applied.updates.items():
                 rows[name] = row
                 if "count" not in row:
-                    self.layout.counts["update", name] = float(min(_numel(applied.variables[name]), kernels.SKETCH))
+                    self.layout.counts["update", name] = min(float(np.prod(_shape(applied.variables[name]))), float(kernels.SKETCH))
         self._put("update", rows)
 
     def _buffers(self) -> None:
         raw = needed(self.look.want, "buffer")
         if raw:
             buffers = self.look.plan.buffers
-            self.layout.counts |= {("buffer", name): _numel(variable) for name, variable in buffers.items()}
-            self._put("buffer", {name: kernels.reduce(kernels.wide(tf.convert_to_tensor(variable)), raw) for name, variable in buffers.items()})
+            flat = {name: self.reducer.flat(tf.convert_to_tensor(variable)) for name, variable in buffers.items()}
+            self.layout.counts |= {("buffer", name): float(np.prod(_shape(variable))) for name, variable in buffers.items()}
+            self._put("buffer", {name: self.reducer.reduce(values, raw) for name, values in flat.items()})
 
     # ---- activations
 
@@ -135,22 +139,48 @@ class Reduction:
         raw = needed(self.look.want, "activation")
         rows: dict[str, Row] = {}
         units: dict[str, Any] = {}
+        flat: dict[str, Any] = {}
+        squares: dict[str, Any] = {}
         # an output that is about to be fused with what follows must not be read at all; decided before any reader of ours exists
         shown = [item for item in self.look.shown if not fused(item.tensor)]
-        for item in shown:
+        for index, item in enumerate(shown):
             place, tensor = item.place, kernels.wide(tap(item.tensor))
             function, rank = function_of(place.layer), int(item.tensor.shape.rank)
-            row = _activation(tensor, raw, function, item.mask)
+            values = self.reducer.flat(tensor)
+            row = self._activation(tensor, values, raw, function, item.mask)
             axis = unit_axis(place.layer, rank)
             if "units" in raw and function in RELU and rank >= 2 and tensor.shape[axis] is not None:
                 high = _highest(tensor, axis, item.mask)
                 units[place.name] = tf.maximum(units[place.name], high) if place.name in units else high
-                row["positions"] = _positions(tensor, axis, item.mask)
+                row["positions"] = _positions(row["count"], tensor, axis, item.mask)
             rows[place.name] = _merge(rows[place.name], row) if place.name in rows else row
+            flat[f"{index}:{place.name}"], squares[f"{index}:{place.name}"] = values, row["square"]
             self.layout.subjects["activation", place.name] = self.look.plan.activation(place.name, tensor.shape.as_list(), item.tensor.dtype.name)
+        if raw & {"nan", "inf"}:
+            for key, extra in self.reducer.examine(flat, squares, norms=False).items():
+                name = key.split(":", 1)[1]
+                rows[name] = _merge(rows[name], extra)
         self._put("activation", rows)
         for name, high in units.items():
             self.layout.add_vector("activation", "units", name, high, int(high.shape[0]))
+
+    def _activation(self, tensor: Any, flat: Any, raw: frozenset[str], function: str, mask: Any) -> Row:
+        row = self.reducer.reduce(flat, (raw - {"nonzero"}) | {"square"})
+        row["count"] = kernels.wide(tf.size(flat))
+        weight = None if mask is None else tf.cast(mask, tf.float32)[..., None]
+        if "nonzero" in raw:
+            row["nonzero"] = self._counted(tf.not_equal(tensor, 0.0), weight)
+        if "saturated" in raw and function in kernels.SATURATED:
+            low, high = kernels.SATURATED[function]
+            row["saturated"] = self._counted(tf.logical_or(tf.less(tensor, low), tf.greater(tensor, high)), weight)
+        if weight is not None:
+            row["valid"] = tf.reduce_sum(weight) * float(tensor.shape[-1])
+        return row
+
+    def _counted(self, condition: Any, weight: Any) -> Any:
+        if weight is None:
+            return self.reducer.count(tf.reshape(condition, [-1]))
+        return tf.reduce_sum(tf.cast(condition, tf.float32) * weight)
 
     # ---- data and loss
 
@@ -160,21 +190,20 @@ class Reduction:
         for target, value in (("input", x), ("label", calls[0].labels if calls else y)):
             raw = needed(self.look.want, target)
             rows: dict[str, Row] = {}
+            flat: dict[str, Any] = {}
             for name, tensor in _named(value, target).items():
                 if not isinstance(tensor, tf.Tensor) or not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
                     continue
                 shape = tuple(int(size or 0) for size in tensor.shape.as_list()) if tensor.shape.rank is not None else ()
                 self.layout.subjects[target, name] = Subject(name, target, shape=shape, dtype=tensor.dtype.name, trainable=False)
-                numbers = kernels.wide(tensor)
-                nan, inf = kernels.counts(numbers) if tensor.dtype.is_floating else (tf.zeros(()), tf.zeros(()))
+                numbers = self.reducer.flat(tensor)
+                rows[name] = self.reducer.reduce(numbers, raw | {"square"})
                 samples = tf.shape(tensor)[0] if tensor.shape.rank else tf.constant(1)
-                rows[name] = {
-                    **kernels.reduce(numbers, raw),
-                    "nan": nan,
-                    "inf": inf,
-                    "count": kernels.wide(tf.size(numbers)),
-                    "samples": kernels.wide(samples),
-                }
+                rows[name] |= {"count": kernels.wide(tf.size(numbers)), "samples": kernels.wide(samples)}
+                if tensor.dtype.is_floating:
+                    flat[name] = numbers
+            for name, extra in self.reducer.examine(flat, {name: rows[name]["square"] for name in flat}, norms=False).items():
+                rows[name] |= extra
             if raw:
                 self._put(target, rows)
         first = next((leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank), None)
@@ -204,37 +233,14 @@ def _unscaled(applied: Applied, name: str) -> Any:
     return gradient if name not in applied.held else (gradient + applied.held[name]) / applied.batches
 
 
-def _activation(tensor: Any, raw: frozenset[str], function: str, mask: Any) -> Row:
-    row = kernels.reduce(tensor, raw - {"nonzero"})
-    row["count"] = kernels.wide(tf.size(tensor))
-    if "nan" in raw or "inf" in raw:
-        row["nan"], row["inf"] = kernels.counts(tensor)
-    weight = None if mask is None else tf.cast(mask, tf.float32)[..., None]
-    if "nonzero" in raw:
-        row["nonzero"] = _counted(tf.not_equal(tensor, 0.0), weight)
-    if "saturated" in raw and function in kernels.SATURATED:
-        low, high = kernels.SATURATED[function]
-        row["saturated"] = _counted(tf.logical_or(tf.less(tensor, low), tf.greater(tensor, high)), weight)
-    if weight is not None:
-        row["valid"] = tf.reduce_sum(weight) * float(tensor.shape[-1])
-    return row
-
-
 def _highest(tensor: Any, axis: int, mask: Any) -> Any:
     """The maximum of each unit [units] over everything that is not masked."""
     seen = tensor if mask is None else tf.where(mask[..., None], tensor, tf.fill(tf.shape(tensor), -float("inf")))
     return tf.reduce_max(seen, axis=[other for other in range(int(tensor.shape.rank)) if other != axis])
 
 
-def _positions(tensor: Any, axis: int, mask: Any) -> Any:
-    if mask is not None:
-        return tf.reduce_sum(tf.cast(mask, tf.float32))
-    return kernels.wide(tf.size(tensor)) / float(tensor.shape[axis])
-
-
-def _counted(condition: Any, weight: Any) -> Any:
-    ones = tf.cast(condition, tf.float32)
-    return tf.reduce_sum(ones if weight is None else ones * weight)
+def _positions(count: Any, tensor: Any, axis: int, mask: Any) -> Any:
+    return count / float(tensor.shape[axis]) if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
 
 
 def _merge(first: Row, second: Row) -> Row:
@@ -264,8 +270,5 @@ def _named(value: Any, target: str) -> dict[str, Any]:
     return names
 
 
-def _numel(variable: Any) -> float:
-    count = 1.0
-    for size in variable.shape:
-        count *= int(size)
-    return count
+def _shape(variable: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in variable.shape)

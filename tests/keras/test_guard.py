@@ -52,8 +52,7 @@ def assert_equal(one, other):
 MODES = {"graph": {}, "eager": {"run_eagerly": True}, "blocks": {"steps_per_execution": 4}, "unbuilt": {"unbuilt": True}}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("every", [1, 1000])
+@pytest.mark.parametrize(("mode", "every"), [("graph", 1), *((mode, 1000) for mode in MODES)])
 def test_abort_leaves_the_weights_of_the_last_good_step(mode, every, watch):
     x, y = data(bad=(11,))
     good = make(**MODES[mode])
@@ -70,6 +69,24 @@ def test_abort_leaves_the_weights_of_the_last_good_step(mode, every, watch):
     assert "train_step" not in vars(model)
     model.fit(x[:80], y[:80], batch_size=8, verbose=0)  # goes on without us
     assert len(callback.report.findings) == len(report.findings)
+
+
+def test_the_checkpoint_from_before_the_fault_is_named(watch, tmp_path):
+    x, y = data(bad=())
+
+    class Spoil(keras.callbacks.Callback):
+        """The fault comes in the third epoch."""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                self.model.layers[0].bias.assign(np.full(8, np.nan))
+
+    saved = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+    callbacks = [Spoil(), watch(select=("NF101",), rules=(), abort_on="error"), saved]
+    model = make()
+    with pytest.raises(TrainingAborted, match=r"2\.keras") as caught:
+        model.fit(x[:32], y[:32], batch_size=8, epochs=4, verbose=0, callbacks=callbacks)
+    assert caught.value.report.last_good_step == 7
 
 
 def test_a_graceful_stop_ends_fit_in_the_ordinary_way(watch):

@@ -72,8 +72,11 @@ class Failing(keras.callbacks.Callback):
             raise self.error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_batch_begin", "on_epoch_end"])
+@pytest.mark.parametrize(
+    ("hook", "error"),
+    [("on_train_batch_end", KeyboardInterrupt()), ("on_train_batch_begin", RuntimeError("no")), ("on_epoch_end", RuntimeError("no"))],
+    ids=lambda value: str(value),
+)
 def test_an_exception_leaves_nothing_behind(hook, error, watch, tmp_path):
     model, callback = make(), watch(every=1)
     with pytest.raises(type(error)):
@@ -104,7 +107,7 @@ def test_an_error_of_ours_ends_measuring_and_not_the_training(watch, monkeypatch
 
 
 def test_a_fault_while_tracing_costs_one_kind_of_number(watch, monkeypatch):
-    monkeypatch.setattr("trainvet.integrations.keras.kernels.identical", lambda *args: 1 / 0)
+    monkeypatch.setattr("trainvet.integrations.keras.kernels.Reducer.identical", lambda *args: 1 / 0)
     callback = watch(every=1)
     make().fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
     assert len(callback.report.errors) == 2  # gradients and weights

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.recorder import recorder_of
+from trainvet.integrations.keras.kernels import Reducer
 
 layers = keras.layers
 RATE = 0.05
@@ -142,39 +143,46 @@ def test_accumulated_gradients_are_those_of_the_update(watch):
 
 
 def test_non_finite_and_tiny_gradients_are_counted_exactly():
-    from trainvet.integrations.keras import kernels
-
+    reducer = Reducer()
     tensors = {
-        "fine": tf.constant([[3.0, 4.0]]),
+        "fine": tf.constant([3.0, 4.0]),
         "huge": tf.constant([3e20, 4e20]),
         "tiny": tf.constant([3e-25, 4e-25]),
         "bad": tf.constant([np.nan, np.inf, -np.inf, 1.0, np.nan]),
         "zero": tf.zeros([4]),
     }
-    squares = {name: 2 * tf.nn.l2_loss(tensor) for name, tensor in tensors.items()}
-    found = {name: [float(row[raw]) for raw in ("nan", "inf", "exact")] for name, row in kernels.examine(tensors, squares).items()}
+    squares = {name: reducer.reduce(tensor, frozenset({"square"}))["square"] for name, tensor in tensors.items()}
+    found = {name: [float(row[raw]) for raw in ("nan", "inf", "exact")] for name, row in reducer.examine(tensors, squares).items()}
     assert found["fine"] == pytest.approx([0, 0, 5])
     assert found["huge"] == pytest.approx([0, 0, 5e20])
     assert found["tiny"] == pytest.approx([0, 0, 5e-25])
     assert found["bad"][:2] == [2, 2]
     assert np.isnan(found["bad"][2])
     assert found["zero"] == [0, 0, 0]
-    fine = {"fine": tensors["fine"]}
-    assert [float(value) for value in kernels.examine(fine, squares)["fine"].values()] == [0, 0, -1]
+    assert [float(value) for value in reducer.examine({"fine": tensors["fine"]}, squares)["fine"].values()] == [0, 0, -1]
 
 
 def test_equal_units():
-    from trainvet.integrations.keras import kernels
-
     table = np.random.default_rng(0).standard_normal((50, 4)).astype("float32")
     equal = np.repeat(table[:, :1], 4, axis=1)
     nearly = equal.copy()
     nearly[33, 2] += 1
-    tensors = {
-        "random": tf.constant(table),
-        "equal": tf.constant(equal),
-        "nearly": tf.constant(nearly),
-        "rows": tf.constant(np.repeat(table[:1], 50, axis=0)),
-    }
-    found = kernels.identical(tensors, {"random": 1, "equal": 1, "nearly": 1, "rows": 0})
+    tables = {"random": table, "equal": equal, "nearly": nearly, "rows": np.repeat(table[:1], 50, axis=0), "lone": table[:, :1], "bias": table[0]}
+    flat = {name: tf.constant(values.ravel()) for name, values in tables.items()}
+    found = Reducer().identical(flat, {name: values.shape for name, values in tables.items()}, frozenset({"rows"}))
     assert {name: float(mark) for name, mark in found.items()} == {"random": 0, "equal": 1, "nearly": 0, "rows": 1}
+
+
+def test_equal_units_in_a_training(watch):
+    """Constant weights are equal, also where they are all zero; their gradients only where they are not."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(4, kernel_initializer="ones", name="a"), layers.Dense(3, kernel_initializer="zeros", name="b")]
+    )
+    model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse")
+    callback = watch(every=1)
+    x = np.random.default_rng(0).standard_normal((8, 5)).astype("float32")
+    model.fit(x, x[:, :3], batch_size=8, verbose=0, callbacks=[callback])
+    snapshot = recorder_of(callback).sampled[0]
+    assert snapshot.values("weight.identical_rows", ("a.kernel", "b.kernel")).tolist() == [1, 1]
+    assert snapshot.values("gradient.identical_rows", ("a.kernel", "b.kernel")).tolist() == [0, 0]

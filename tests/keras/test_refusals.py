@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-
 import keras
 import numpy as np
 import pytest
@@ -52,34 +46,3 @@ def test_several_replicas_are_left_alone(watch):
     assert callback.report.errors == ()
     assert any("MirroredStrategy" in note for note in callback.report.notes)
     assert callback.report.coverage[0].state == "not observable"
-
-
-OTHER = """
-import json, sys
-import numpy as np, keras
-from trainvet.callbacks.keras import Diagnostics
-assert "tensorflow" not in sys.modules
-told = []
-for callbacks in ([], [Diagnostics(log_dir=sys.argv[1])]):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse")
-    x = np.random.default_rng(0).standard_normal((32, 4)).astype("float32")
-    told.append(model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=callbacks).history["loss"])
-report = callbacks[0].report
-states = sorted({item.state for item in report.coverage})
-print(json.dumps({"same": told[0] == told[1], "notes": report.notes, "errors": report.errors, "states": states}))
-"""
-
-
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_other_backends_are_told_apart_from_healthy(backend, tmp_path):
-    pytest.importorskip(backend)
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(OTHER), str(tmp_path)], capture_output=True, text=True, env=environment, timeout=240)
-    assert run.returncode == 0, run.stderr[-2000:]
-    told = json.loads(run.stdout.strip().splitlines()[-1])
-    assert told["same"]
-    assert told["errors"] == []
-    assert told["notes"] == [f"not supported yet with backend {backend}: nothing is observed"]
-    assert told["states"] == ["not observable"]
