@@ -435,7 +435,7 @@ def test_pytorch_lightning(tmp_path: Path) -> None:
                 self.layer = nn.Linear(8, 1)
             def training_step(self, batch, batch_idx):
                 y = self.layer(batch[0])
-                return nn.functional.mse_loss(y.log() if self.global_step == 5 else y, batch[1])
+                return nn.functional.mse_loss((-1 - y.abs()).log() if self.global_step == 5 else y, batch[1])
             def configure_optimizers(self):
                 return torch.optim.SGD(self.parameters(), lr=0.01)
 
