@@ -19,7 +19,7 @@ from trainvet.environment import plain as without_secrets
 from trainvet.finding import Finding
 from trainvet.monitor import Monitor
 from trainvet.report import Report
-from trainvet.statistics import Facts, Loss, Optimizer, Schedule, Snapshot, Subject, Table, Vector
+from trainvet.statistics import Facts, Layer, Loss, Optimizer, Schedule, Severance, Snapshot, Subject, Table, Vector
 
 CURVE_POINTS = 65_536
 LONGEST_CURVE = 100_000_000
@@ -114,7 +114,14 @@ def _unpack_curve(data: Any) -> Vector:
     return values.copy() if points == length else np.interp(np.arange(length), places, values)
 
 
-_NESTED: dict[str, type] = {"subjects": Subject, "optimizers": Optimizer, "schedules": Schedule, "losses": Loss}
+_NESTED: dict[str, type] = {
+    "subjects": Subject,
+    "optimizers": Optimizer,
+    "schedules": Schedule,
+    "losses": Loss,
+    "layers": Layer,
+    "severed": Severance,
+}
 _PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (float, int), "None": (type(None),)}
 
 

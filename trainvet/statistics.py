@@ -1,8 +1,4 @@
-"""The vocabulary: every statistic's name, unit and meaning; what a probe hands over (Snapshot) and says once (Facts).
-
-A statistic is named ``target.name``; the same key is used in a rule's ``reads``, in ``Watchpoint``, in ``history`` and as
-the column in TensorBoard.
-"""
+"""What a probe hands over (Snapshot) and says once (Facts). The names of statistics are in :mod:`trainvet.meaning`."""
 
 from __future__ import annotations
 
@@ -14,83 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainvet.meaning import MEANING as MEANING
+from trainvet.meaning import PARAMETER_TARGETS as PARAMETER_TARGETS
+from trainvet.meaning import SERIES_TARGETS as SERIES_TARGETS
+from trainvet.meaning import TARGETS as TARGETS
+
 Vector = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
-
-TARGETS = ("gradient", "weight", "update", "activation", "buffer", "input", "label", "loss", "optimizer", "run")
-PARAMETER_TARGETS = ("gradient", "weight", "update")
-
-MEANING: dict[str, str] = {
-    # gradients: unscaled, per optimizer step, before clipping
-    "gradient.norm": "L2 norm over the elements",
-    "gradient.present": "1 where the step produced a gradient, 0 where it was None (all other numbers are then 0)",
-    "gradient.rms": "root mean square over the elements",
-    "gradient.mean": "mean",
-    "gradient.abs_mean": "mean of absolute values",
-    "gradient.std": "standard deviation (population)",
-    "gradient.abs_max": "largest absolute value",
-    "gradient.min": "smallest value",
-    "gradient.max": "largest value",
-    "gradient.zero_share": "share of elements that are exactly 0",
-    "gradient.nan": "number of NaN elements",
-    "gradient.inf": "number of infinite elements",
-    "gradient.identical_rows": "1 where all rows (first dimension) are equal and not all zero",
-    # weights: after the update of the step
-    "weight.norm": "L2 norm over the elements",
-    "weight.rms": "root mean square over the elements",
-    "weight.mean": "mean",
-    "weight.abs_mean": "mean of absolute values",
-    "weight.std": "standard deviation (population)",
-    "weight.abs_max": "largest absolute value",
-    "weight.min": "smallest value",
-    "weight.max": "largest value",
-    "weight.zero_share": "share of elements that are exactly 0",
-    "weight.nan": "number of NaN elements",
-    "weight.inf": "number of infinite elements",
-    "weight.identical_rows": "1 where all rows (first dimension) are equal",
-    # updates: weight after minus weight before the optimizer step, from a fixed random sample of elements
-    "update.ratio": "norm of the update over the norm of the weight before it, both over the same sample of elements",
-    "update.rms": "root mean square of the update",
-    "update.unchanged": "1 where no sampled element changed",
-    # activations: module or function outputs of the training forward
-    "activation.mean": "mean",
-    "activation.std": "standard deviation (population)",
-    "activation.rms": "root mean square",
-    "activation.abs_max": "largest absolute value",
-    "activation.min": "smallest value",
-    "activation.max": "largest value",
-    "activation.zero_share": "share of elements that are exactly 0 in this batch",
-    "activation.nan": "number of NaN elements",
-    "activation.inf": "number of infinite elements",
-    "activation.dead_share": "share of units that were never above 0 in the current window of samples",
-    "activation.saturated_share": "share of elements whose slope is below 5 % of its maximum (sigmoid, tanh)",
-    "activation.positions": "positions per unit seen in the current window (batch times other dimensions)",
-    "activation.batches": "sampled batches in the current window",
-    # buffers
-    "buffer.nonfinite": "number of NaN or infinite elements",
-    "buffer.abs_max": "largest absolute value",
-    # inputs and labels, first tensor dimension = batch
-    "input.mean": "mean",
-    "input.std": "standard deviation (population)",
-    "input.min": "smallest value",
-    "input.max": "largest value",
-    "input.nan": "number of NaN elements",
-    "input.inf": "number of infinite elements",
-    "label.mean": "mean",
-    "label.std": "standard deviation (population)",
-    "label.min": "smallest value",
-    "label.max": "largest value",
-    "label.mean_square": "mean of squares",
-    "label.count": "number of samples",
-    "label.nan": "number of NaN elements",
-    "label.inf": "number of infinite elements",
-    # every step (series); in Keras the gradient norm only on sampled steps
-    "loss.value": "the loss that is minimised, as the user wrote it (not divided by accumulation steps)",
-    "optimizer.learning_rate": "learning rate of a parameter group",
-    "run.gradient_norm": "L2 norm over all gradients of the step, unscaled, before clipping",
-    "run.loss_scale": "the loss scale in force during the step",
-    "run.skipped": "1 where the optimizer step was skipped (loss scaler, or our guard)",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +43,8 @@ class Table:
 class Snapshot:
     """What a probe hands over: the step it ends at, full statistics if this step was sampled, and the series since the last one.
 
-    ``step`` counts optimizer-step attempts from 0 and grows strictly from snapshot to snapshot; ``applied`` is the number of
+    ``step`` counts optimizer-step attempts from 0 and grows from snapshot to snapshot; what an evaluation measured between two steps
+    (validation_input, validation_module, metric) comes in a snapshot of its own with the step before it. ``applied`` is the number of
     attempts up to and including this one that changed weights; ``batch`` and ``epoch`` are the trainer's own, 0-based.
     ``tables`` is empty when only series are handed over. ``urgent`` marks a snapshot sent early because a value was non-finite.
     """
@@ -162,7 +89,7 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """One thing that is measured: a parameter, buffer, activation, input or label.
+    """One thing that is measured: a parameter, buffer, activation, input, label, output or module.
 
     ``depth`` is its place in the traced forward (0 = nearest the input; -1 unknown); ``module`` the dotted module path;
     ``role`` what an exemption needs to know: "bias", "norm", "embedding", "bias-before-norm", "gate", "output", or "".
@@ -195,7 +122,11 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """An optimizer as the rules need it. ``family`` is "adam" (divides by a running RMS), "sgd" or "other"."""
+    """An optimizer as the rules need it. ``family`` is "adam" (divides by a running RMS), "sgd" or "other".
+
+    ``decayed`` names the parameters under weight decay, ``weight_decay`` is the largest; ``coupled_decay``: it is added to the gradient (L2)
+    instead of taken from the weight.
+    """
 
     name: str
     type: str = ""
@@ -206,6 +137,8 @@ class Optimizer:
     betas: tuple[float, ...] = ()
     groups: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
+    decayed: tuple[str, ...] = ()
+    coupled_decay: bool = False
     unknown_parameters: int = 0
 
 
@@ -229,7 +162,13 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """The loss as it was observed: ``kind`` is "cross_entropy", "binary_cross_entropy", "regression" (squared error) or "unknown"."""
+    """The loss as it was observed: ``kind`` is "cross_entropy", "binary_cross_entropy", "regression" (squared error) or "unknown".
+
+    ``expects`` says what the loss function wants to be given: "logits", "log_probabilities", "probabilities", "values" or "" (unknown).
+    ``output_function`` is what made the prediction: the last activation ("softmax", "log_softmax", "sigmoid", "relu", "tanh", …), "linear"
+    for a linear or convolution layer, "" where it is not known; ``output_axis`` the axis of a softmax, counted from 0 (-1: not known),
+    ``output_layer`` the layer it came from. ``label`` and ``output`` are the subjects that hold labels and predictions.
+    """
 
     name: str
     kind: str = "unknown"
@@ -237,11 +176,64 @@ class Loss:
     samples: int = 0
     reduction: str = "mean"
     weighted: bool = False
+    smoothed: bool = False
+    function: str = ""
+    expects: str = ""
+    output_function: str = ""
+    output_axis: int = -1
+    output_layer: str = ""
+    label: str = "label"
+    output: str = "output"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A module as the traced forward (Keras: the layer graph) shows it; ``name`` is its dotted path, as in the table "module".
+
+    ``kind``: "linear", "convolution", "recurrent", "attention", "embedding", "batch_norm", "norm", "dropout", "activation", "pooling" or
+    "other"; ``function`` the activation it applies ("" none, a Dense layer with ``activation="relu"`` has "relu"). ``width_in`` and
+    ``width_out`` are features or channels (embedding: rows of the table and width), ``rate`` a dropout rate, ``momentum`` the share of the
+    running statistics that one update of a batch normalisation keeps. ``after`` names the layers whose output it is given, through nothing
+    but reshaping; () where that is not known or something else lies between. ``trainable``: it owns parameters that train, ``owns``: any.
+    """
+
+    name: str
+    type: str = ""
+    kind: str = "other"
+    function: str = ""
+    depth: int = -1
+    bias: bool = False
+    width_in: int = 0
+    width_out: int = 0
+    rate: float = 0.0
+    momentum: float = 0.0
+    owns: bool = False
+    trainable: bool = False
+    after: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Severance:
+    """An operation that ends the gradient: what ("detach", "round", "argmax", …), in which module, on which source line, and the trainable
+    parameters that no other path connects to the loss."""
+
+    operation: str
+    module: str = ""
+    source: str = ""
+    parameters: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is known about the run before numbers arrive; handed to every rule's ``begin``, again when the plan changes."""
+    """What is known about the run before numbers arrive; handed to every rule's ``begin``, again when the plan changes.
+
+    ``clipping`` is the trainer's or optimizer's threshold (None: none is known of, 0 would stop the training), ``clipping_by`` "norm" (all
+    gradients together), "each" (norm of one gradient) or "value". ``disconnected`` names trainable parameters without a path to the loss in the
+    autograd graph (exact, from a traced step). ``shared_modules`` lists modules called at several paths as "a = b", ``broken_ties`` declared
+    ties whose storages differ, likewise. ``autocast`` is the dtype autocast was seen to use. ``finetuning``: the user's own freezing is known
+    of (a finetuning callback). ``repeats_batches``: the same batches are wanted again and again (overfit_batches). ``balanced``: a sampler, class
+    weights or sample weights are in use. ``seeded``, ``deterministic``, ``shuffled``: None where unknown. ``expect`` is the user's.
+    """
 
     framework: str = ""
     subjects: tuple[Subject, ...] = ()
@@ -252,13 +244,31 @@ class Facts:
     precision: str = "32"
     loss_scaler: bool = False
     growth_interval: int = 0
-    clipping: float = 0.0
+    clipping: float | None = None
+    clipping_by: str = ""
     accumulation: int = 1
     manual_optimization: bool = False
     every_step: bool = True
     resumed: bool = False
     pretrained: bool = False
     profile: str = ""
+    layers: tuple[Layer, ...] = ()
+    severed: tuple[Severance, ...] = ()
+    disconnected: tuple[str, ...] = ()
+    shared_modules: tuple[str, ...] = ()
+    broken_ties: tuple[str, ...] = ()
+    autocast: str = ""
+    finetuning: bool = False
+    batches_per_epoch: int | None = None
+    samples_per_epoch: int | None = None
+    repeats_batches: bool = False
+    shuffled: bool | None = None
+    balanced: bool = False
+    augmented: bool = False
+    seeded: bool | None = None
+    deterministic: bool | None = None
+    processes: int = 1
+    expect: Mapping[str, float] = dataclasses.field(default_factory=dict)
     unobservable: Mapping[str, str] = dataclasses.field(default_factory=dict)
     hyper_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

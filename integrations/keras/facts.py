@@ -169,13 +169,14 @@ def trained_before(plan: Plan, optimizers: Iterable[Any]) -> tuple[bool, bool]:
     return resumed, False
 
 
-def clipping_of(optimizers: Iterable[Any]) -> float:
-    """The norm that gradients are clipped to; 0 where they are not."""
+def clipping_of(optimizers: Iterable[Any]) -> tuple[float | None, str]:
+    """What gradients are clipped to and how ("norm" of all together, of "each", or by "value"); (None, "") where they are not."""
     for optimizer in optimizers:
-        limit = number(getattr(inner(optimizer), "global_clipnorm", 0.0)) or number(getattr(inner(optimizer), "clipnorm", 0.0))
-        if limit:
-            return limit
-    return 0.0
+        for attribute, how in (("global_clipnorm", "norm"), ("clipnorm", "each"), ("clipvalue", "value")):
+            limit = getattr(inner(optimizer), attribute, None)
+            if limit is not None:
+                return number(limit), how
+    return None, ""
 
 
 def accumulation_of(optimizers: Iterable[Any]) -> int:

@@ -109,6 +109,7 @@ class Probe:
             hidden = dict.fromkeys((*TABLES, "loss", "optimizer", "run", "facts"), self.reason)
             return Facts("keras", planned_steps=self.planned, every_step=False, unobservable=hidden)
         optimizers, scaled = self.optimizers, self.journal.dynamic is not None
+        clipping, clipping_by = known.clipping_of(optimizers.values())
         owned = self.traits.owned or {"optimizer": tuple(name for name, variable in self.plan.parameters.items() if variable.trainable)}
         groups = {known.group_of(name, optimizers[name]): names for name, names in owned.items() if name in optimizers}
         unobservable = {} if scaled else {"run.loss_scale": "no loss scaler in use"}
@@ -126,7 +127,8 @@ class Probe:
             precision=known.precision_of(self.plan),
             loss_scaler=scaled,
             growth_interval=int(getattr(self.journal.dynamic, "dynamic_growth_steps", 0)),
-            clipping=known.clipping_of(optimizers.values()),
+            clipping=clipping,
+            clipping_by=clipping_by,
             accumulation=self.journal.accumulation,
             manual_optimization=len(optimizers) > 1,
             every_step=False,

@@ -60,7 +60,10 @@ def known_facts(trainer: Any, module: Any) -> Known:
         planned_steps=planned,
         schedules=tuple(schedules) if trainer.global_step == 0 else (),
         precision=str(trainer.precision),
-        clipping=float(trainer.gradient_clip_val or 0.0),
+        clipping=None if trainer.gradient_clip_val is None else float(trainer.gradient_clip_val),
+        clipping_by=str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm) or "norm")
+        if trainer.gradient_clip_val is not None
+        else "",
         accumulation=accumulation,
         manual_optimization=not automatic,
         resumed=trainer.global_step > 0,

@@ -35,7 +35,8 @@ class Known:
     planned_steps: int | None = None
     schedules: tuple[Schedule, ...] = ()
     precision: str = "32"
-    clipping: float = 0.0
+    clipping: float | None = None
+    clipping_by: str = ""
     accumulation: int = 1
     manual_optimization: bool = False
     resumed: bool = False
@@ -139,6 +140,7 @@ class Probe:
             loss_scaler=bool(self.scaler),
             growth_interval=self.scaler.growth_interval,
             clipping=self.known.clipping,
+            clipping_by=self.known.clipping_by,
             accumulation=self.known.accumulation,
             manual_optimization=self.known.manual_optimization,
             every_step=True,

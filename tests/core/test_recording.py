@@ -22,7 +22,7 @@ from trainvet.recording import (
     round_tables,
     single,
 )
-from trainvet.statistics import Facts, Loss, Optimizer, Schedule, Snapshot, Subject, Table
+from trainvet.statistics import Facts, Layer, Loss, Optimizer, Schedule, Severance, Snapshot, Subject, Table
 
 
 @settings(max_examples=100, deadline=None)
@@ -58,6 +58,8 @@ def everything():
     return plan(
         4,
         losses=(Loss("loss", "cross_entropy", 10, 32, "sum", True),),
+        layers=(Layer("a", "Linear", "linear", width_in=3, after=("b", "c")),),
+        severed=(Severance("detach", "a", "net.py:3", ("a.weight",)),),
         schedules=(*plan().schedules, odd, Schedule("h", "none", "step", np.empty(0))),
         unobservable={"activation": "no activations"},
         hyper_parameters={"lr": 1e-3, "nested": {"a": [1, "x", None, True]}},
@@ -86,8 +88,10 @@ def test_a_secret_among_the_hyper_parameters_is_struck_out():
 
 def test_every_field_of_the_facts_comes_back():
     other = {"int": 7, "int | None": 9, "float": 0.5, "str": "x", "Mapping[str, str]": {"a": "b"}, "Mapping[str, Any]": {"a": 1}}
-    for kind in (Facts, Loss, Optimizer, Subject):
-        given = {"name": "n", "kind": "parameter"} if kind is Subject else {"name": "n"} if kind is not Facts else {}
+    other |= {"float | None": 0.25, "bool | None": True, "Mapping[str, float]": {"val_acc": 0.5}}
+    for kind in (Facts, Layer, Loss, Optimizer, Severance, Subject):
+        required = {Facts: (), Subject: ("name", "kind"), Severance: ("operation",)}.get(kind, ("name",))
+        given = dict.fromkeys(required, "n")
         given |= {field.name: other[field.type] for field in dataclasses.fields(kind) if field.type in other}
         given |= {field.name: not field.default for field in dataclasses.fields(kind) if field.type == "bool"}
         given |= {field.name: ("a",) for field in dataclasses.fields(kind) if field.type == "tuple[str, ...]"}
@@ -95,7 +99,7 @@ def test_every_field_of_the_facts_comes_back():
         back = facts_from_dict(json.loads(json.dumps(facts_to_dict(facts))), kind)
         assert back == facts
         same_as_default = [field.name for field in dataclasses.fields(kind) if getattr(facts, field.name) == field.default]
-        assert set(same_as_default) <= {"shape", "betas", "subjects", "optimizers", "schedules", "losses"}, (
+        assert set(same_as_default) <= {"shape", "betas", "subjects", "optimizers", "schedules", "losses", "layers", "severed"}, (
             "a field of a type this test does not know"
         )
 

@@ -17,13 +17,13 @@ import pytest
 from tests.series import plan, well_worded
 from trainvet.finding import Severity
 from trainvet.rule import SECTIONS, Rule, build, catalogue, defect, explain, resolve
-from trainvet.statistics import MEANING, Facts, Loss, Snapshot, Table, Track
+from trainvet.statistics import MEANING, SERIES_TARGETS, Facts, Loss, Snapshot, Table, Track
 
 HERE = Path(__file__).parent
 RULES = [pytest.param(kind, id=code) for code, kind in catalogue().items()]
 FAMILIES = {"NF", "LO", "GR", "WT", "LR", "LS", "AC", "MO", "IN", "FT", "RN", "PF"}
 LINES = 180
-EVERY_STEP = ("loss.", "optimizer.", "run.")
+EVERY_STEP = tuple(f"{target}." for target in SERIES_TARGETS)
 every = pytest.mark.parametrize("kind", RULES)
 
 

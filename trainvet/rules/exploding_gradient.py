@@ -60,7 +60,7 @@ class ExplodingGradient(Rule):
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """The clipping threshold and the groups' schedules."""
-        self._clipping = facts.clipping
+        self._clipping = facts.clipping or 0.0
         self._rate.begin(facts)
         return ()
 
