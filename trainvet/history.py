@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainvet.statistics import MEANING, Snapshot
+from trainvet.statistics import Snapshot, is_known
 
 LIMIT = 2048
 CELLS = 1 << 18  # values of one statistic over all subjects: 2 MB
@@ -47,7 +47,7 @@ class Recorder:
 
     def get(self, key: str) -> History:
         """The history of ``key``. Raises KeyError for a statistic that does not exist; one that was never measured has no rows."""
-        if key not in MEANING:
+        if not is_known(key):
             raise KeyError(f"unknown statistic {key!r}; trainvet.statistics.MEANING lists them")
         columns: dict[str, list[tuple[int, float]]] = {}
         for name, series in self._series.get(key, {}).items():

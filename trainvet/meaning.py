@@ -7,6 +7,11 @@ buffers, inputs, labels, outputs (what the loss is given), modules, and once mor
 
 from __future__ import annotations
 
+import difflib
+import math
+import re
+from collections.abc import Iterable
+
 PARAMETER_TARGETS = ("gradient", "weight", "update")
 TARGETS = (
     *PARAMETER_TARGETS,
@@ -172,3 +177,44 @@ MEANING: dict[str, str] = {
     "run.other_weights": "1 where a test or prediction ran with weights other than the ones trained or the checkpoint named",
     "run.skipped": "1 where the optimizer step was skipped (loss scaler, or our guard)",
 }
+
+# "weight.share[-1.0,0.0]": the share of elements between two limits, both included; measured where a watchpoint asks for it
+RANGED_TARGETS = ("weight", "activation", "input", "output")
+_SHARE = re.compile(r"share\[(\S+),(\S+)\]")
+
+
+def share_inside(target: str, low: float, high: float) -> str:
+    """The key of the share of elements in [low, high]. Raises ValueError for a target that has none, or limits that are no range."""
+    if target not in RANGED_TARGETS:
+        raise ValueError(f"no share of elements is measured of {target!r}; one of {', '.join(RANGED_TARGETS)}")
+    if math.isnan(low) or math.isnan(high) or not low <= high:
+        raise ValueError(f"inside=({low!r}, {high!r}) must be a range, low <= high")
+    return f"{target}.share[{float(low)!r},{float(high)!r}]"
+
+
+def limits_of(statistic: str) -> tuple[float, float] | None:
+    """The limits of a statistic such as "share[-1.0,0.0]" (the part of the key behind the target); None for any other."""
+    found = _SHARE.fullmatch(statistic)
+    return (float(found[1]), float(found[2])) if found else None
+
+
+def shares(target: str, keys: Iterable[str]) -> list[str]:
+    """The statistics "share[…]" of ``target`` among ``keys``, without the target."""
+    return [key.partition(".")[2] for key in keys if key.startswith(f"{target}.share[")]
+
+
+def is_known(key: str) -> bool:
+    """Is ``key`` a statistic of :data:`MEANING` or a share inside a range?"""
+    target, _, statistic = key.partition(".")
+    return key in MEANING or (target in RANGED_TARGETS and _SHARE.fullmatch(statistic) is not None)
+
+
+def meaning(key: str) -> str:
+    """What a known statistic means; empty for an unknown one."""
+    limits = limits_of(key.partition(".")[2])
+    return f"share of elements in [{limits[0]:g}, {limits[1]:g}]" if limits else MEANING.get(key, "")
+
+
+def nearest(key: str) -> str:
+    """What could have been meant by an unknown key, for an error's text."""
+    return " or ".join(difflib.get_close_matches(key, MEANING, n=3)) or "one of trainvet.statistics.MEANING"

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trainvet.finding import Evidence, Finding, Severity
-from trainvet.statistics import MEANING, Facts, Snapshot, Vector
+from trainvet.meaning import is_known, nearest
+from trainvet.statistics import Facts, Snapshot, Vector
 
 SECTIONS = ("What it checks", "Why it matters", "What to do", "Known limits")
 
@@ -313,11 +314,9 @@ def build(kind: type[Rule], settings: Mapping[str, Any]) -> Rule:
             raise ValueError(f"{defect(kind)}: setting {key}={value!r} must be a whole number")
     rule = kind(**settings)
     rule.validate()
-    unknown = [key for key in rule.reads if key not in MEANING]
+    unknown = [key for key in rule.reads if not is_known(key)]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], MEANING, n=3)
-        hint = " or ".join(near) or "one of trainvet.statistics.MEANING"
-        raise ValueError(f"{rule.name} reads the unknown statistic {unknown[0]!r}; did you mean {hint}?")
+        raise ValueError(f"{rule.name} reads the unknown statistic {unknown[0]!r}; did you mean {nearest(unknown[0])}?")
     return rule
 
 

@@ -14,6 +14,9 @@ from trainvet.meaning import MEANING as MEANING
 from trainvet.meaning import PARAMETER_TARGETS as PARAMETER_TARGETS
 from trainvet.meaning import SERIES_TARGETS as SERIES_TARGETS
 from trainvet.meaning import TARGETS as TARGETS
+from trainvet.meaning import is_known as is_known
+from trainvet.meaning import limits_of as limits_of
+from trainvet.meaning import shares as shares
 
 Vector = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]

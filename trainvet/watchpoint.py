@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from trainvet.finding import Finding, Severity
+from trainvet.meaning import MEANING, is_known, nearest, share_inside
 from trainvet.rule import Rule, Streak, matches
-from trainvet.statistics import MEANING, Snapshot, Vector
+from trainvet.statistics import Snapshot, Vector
 
 
 class Watchpoint(Rule):
@@ -34,18 +34,26 @@ class Watchpoint(Rule):
         above: float | None = None,
         below: float | None = None,
         outside: tuple[float, float] | None = None,
+        inside: tuple[float, float] | None = None,
         where: str = "*",
         patience: int = 1,
+        until: int | None = None,
         severity: str | Severity = Severity.WARNING,
         name: str = "",
     ) -> None:
         """``Watchpoint("gradient.abs_max", above=1e3, where="encoder.*", patience=3, severity="error")``.
 
-        NaN counts as beyond every limit. Raises ValueError for an unknown statistic, no limit or an impossible patience.
+        ``inside=(low, high)`` judges the share of elements in that range: ``Watchpoint("activation.share", inside=(-1, 0), above=0.999)``.
+        "weight.range" is the largest minus the smallest value. ``until`` is the last step that is judged (0: the first one only). NaN counts as
+        beyond every limit. Raises ValueError for an unknown statistic, no limit, an impossible range or patience.
         """
-        if statistic not in MEANING:
-            near = difflib.get_close_matches(statistic, MEANING, n=3)
-            raise ValueError(f"unknown statistic {statistic!r}; did you mean {' or '.join(near) or 'one of trainvet.statistics.MEANING'}?")
+        target, _, part = statistic.partition(".")
+        if (part == "share") != (inside is not None):
+            raise ValueError(f'Watchpoint({statistic!r}): a share needs inside=(low, high), and inside= a share, such as "activation.share"')
+        self._range = part == "range" and {f"{target}.max", f"{target}.min"} <= MEANING.keys()
+        key = share_inside(target, *inside) if inside is not None else statistic
+        if not self._range and not is_known(key):
+            raise ValueError(f"unknown statistic {statistic!r}; did you mean {nearest(statistic)}?")
         if sum(limit is not None for limit in (above, below, outside)) == 0:
             raise ValueError(f"Watchpoint({statistic!r}) needs a limit: above=, below= or outside=(low, high)")
         if outside is not None and (above is not None or below is not None):
@@ -55,11 +63,13 @@ class Watchpoint(Rule):
             raise ValueError(f"Watchpoint({statistic!r}): what is allowed must lie between two finite limits, low < high, not {low!r} and {high!r}")
         if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
             raise ValueError(f"patience={patience!r} must be a whole number of at least 1")
-        self.statistic, self.where, self.patience = statistic, where, patience
+        if until is not None and (not isinstance(until, int) or isinstance(until, bool) or until < 0):
+            raise ValueError(f"until={until!r} must be a step, at least 0")
+        self.statistic, self.where, self.patience, self.until = key, where, patience, until
         self.low, self.high = low, high
         self.level = Severity.parse(severity)
         self.label = name or f"watchpoint-{statistic}"
-        self.reads = frozenset({statistic})  # type: ignore[misc]
+        self.reads = frozenset({f"{target}.max", f"{target}.min"} if self._range else {key})  # type: ignore[misc]
         self.severity = self.level  # type: ignore[misc]
         self.code = "WP100"  # type: ignore[misc]
         self._streak = Streak(patience)
@@ -79,7 +89,12 @@ class Watchpoint(Rule):
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """Judge a sampled column, or every row of a series."""
-        column = snapshot.column(self.statistic)
+        if self._range:
+            target = self.statistic.partition(".")[0]
+            top, bottom = snapshot.column(f"{target}.max"), snapshot.column(f"{target}.min")
+            column = None if top is None or bottom is None else (top[0], top[1] - bottom[1])
+        else:
+            column = snapshot.column(self.statistic)
         if column is not None:
             yield from self._judge(column[0], column[1], snapshot.step)
         for name, track in snapshot.tracks(self.statistic).items():
@@ -87,6 +102,8 @@ class Watchpoint(Rule):
                 yield from self._judge((name,), np.array([value]), step)
 
     def _judge(self, names: tuple[str, ...], vector: Vector, step: int) -> Iterable[Finding]:
+        if self.until is not None and step > self.until:
+            return
         inside = np.ones(len(vector), dtype=bool)
         if self.low is not None:
             inside &= vector >= self.low

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from trainvet.meaning import meaning
 from trainvet.recording import Single, single
-from trainvet.statistics import MEANING, Snapshot, Table, Track, Vector, kind_of
+from trainvet.statistics import Snapshot, Table, Track, Vector, kind_of
 
 VERSION = 1
 ABSENT32 = 0x7FC0AB5E
@@ -164,7 +165,7 @@ class Layout:
             "series": ["step", "applied", *(list(item) for item in self.series)],
             "snapshot": list(META),
             "absent": {"float32": f"{ABSENT32:#x}", "float64": f"{ABSENT64:#x}"},
-            "meaning": {key: MEANING.get(key, "") for key in [*keys, *dict.fromkeys(key for key, _ in self.series)]},
+            "meaning": {key: meaning(key) for key in [*keys, *dict.fromkeys(key for key, _ in self.series)]},
         }
 
     @classmethod

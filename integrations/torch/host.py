@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trainvet.statistics import Vector
+from trainvet.statistics import Vector, limits_of
 
 Array = npt.NDArray[Any]
 SMALL = 1 << 11  # elements up to which the call costs more than the work
@@ -104,6 +104,8 @@ def _together(columns: dict[str, Vector], values: Sequence[Array | None], length
             column[block] = np.add.reduceat(np.abs(flat), starts) / sizes
         elif name == "zero_share":
             column[block] = np.add.reduceat(flat == 0, starts, dtype=np.int64) / sizes
+        elif (limits := limits_of(name)) is not None:
+            column[block] = np.add.reduceat((flat >= limits[0]) & (flat <= limits[1]), starts, dtype=np.int64) / sizes
         elif name in ("nan", "inf"):
             for index in np.array(block)[~np.isfinite(lengths[block])].tolist():
                 column[index] = _statistic(name, np.asarray(values[index]), float(lengths[index]), {})
@@ -166,6 +168,8 @@ def _statistic(name: str, array: Array, length: float, seen: dict[str, float]) -
         value = 0.0 if np.isfinite(length) else float(np.count_nonzero(np.isnan(array) if name == "nan" else np.isinf(array)))
     elif name == "identical_rows":
         value = _identical_rows(array)
+    elif (limits := limits_of(name)) is not None:
+        value = np.count_nonzero((array >= limits[0]) & (array <= limits[1])) / count
     else:
         raise KeyError(name)
     seen[name] = value

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from trainvet.statistics import limits_of
+
 FULL = ("mean", "abs_mean", "std", "abs_max", "min", "max", "zero_share", "nan", "inf", "identical_rows")
 COUNTS = ("nan", "inf")
 
@@ -84,6 +86,9 @@ def statistic(name: str, tensor: Tensor) -> Tensor:
         return torch.isnan(wide).sum().to(wide.dtype)
     if name == "inf":
         return torch.isinf(wide).sum().to(wide.dtype)
+    limits = limits_of(name)
+    if limits is not None:
+        return ((wide >= limits[0]) & (wide <= limits[1])).sum().to(wide.dtype) / wide.numel()
     raise KeyError(name)
 
 

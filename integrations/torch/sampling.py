@@ -15,7 +15,7 @@ from trainvet.integrations.torch.attempt import Attempt
 from trainvet.integrations.torch.losses import describe, same, tensors_in
 from trainvet.integrations.torch.plan import MEASURABLE, Owned, Plan, Sketch
 from trainvet.monitor import Monitor
-from trainvet.statistics import Loss, Subject, Table, Vector
+from trainvet.statistics import Loss, Subject, Table, Vector, shares
 
 LINEAR = frozenset({"norm", "rms", "mean", "abs_mean", "std", "abs_max", "min", "max"})
 SUSPECT = 3  # samples with an unchanged sketch after which a parameter is compared in full
@@ -165,7 +165,7 @@ class Sampling:
     @staticmethod
     def _columns(attempt: Attempt, target: str, tensors: list[Tensor | None], want: frozenset[str], norms: Tensor | None = None) -> None:
         """The wanted statistics of some tensors: host memory is read at once, a device is not waited for."""
-        wanted = [name for name in kernels.FULL if f"{target}.{name}" in want]
+        wanted = [name for name in kernels.FULL if f"{target}.{name}" in want] + shares(target, want)
         values = host.arrays(tensors) if norms is None or norms.device.type == "cpu" else None
         if values is not None:
             lengths = host.norms(values) if norms is None else norms.double().numpy()

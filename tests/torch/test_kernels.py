@@ -252,3 +252,18 @@ def test_updates_in_host_memory_equal_those_on_a_device() -> None:
     assert here["unchanged"].tolist() == [0, 0, 1, 0, 1, 0]
     for name, column in there.items():
         np.testing.assert_allclose(here[name], column.double().numpy(), rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("size", [7, 5000])
+def test_the_share_inside_a_range_with_both_limits(size):
+    tensor = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    tensor[:3] = torch.tensor([-1.0, 0.0, 2.0])
+    tensor[3] = float("nan")
+    wanted = ["share[-1.0,0.0]", "share[2.0,2.0]"]
+    expected = [float(((tensor >= -1) & (tensor <= 0)).double().mean()), float((tensor == 2).double().mean())]
+    on_device = kernels.table([tensor, None], wanted)
+    values = host.arrays([tensor, None])
+    on_host = host.table(values, wanted, host.norms(values))
+    for name, value in zip(wanted, expected, strict=True):
+        assert on_device[name].tolist() == pytest.approx([value, 0])
+        assert on_host[name].tolist() == pytest.approx([value, 0])
