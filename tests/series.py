@@ -91,7 +91,7 @@ def _tables(sampled: Mapping[str, Mapping[str, list[float]]], index: int) -> dic
     found: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
     for key, table in sampled.items():
         names = tuple(name for name, item in table.items() if index < len(item))
-        found.setdefault(key.split(".")[0], (names, {}))[1][key.split(".")[1]] = np.array([table[name][index] for name in names])
+        found.setdefault(key.split(".")[0], (names, {}))[1][key.split(".", 1)[1]] = np.array([table[name][index] for name in names])
     return {target: Table(names, columns) for target, (names, columns) in found.items() if names}
 
 
