@@ -1,4 +1,4 @@
-"""The command line: rules, rule, report, check, demo. Loads no framework, except in the demo."""
+"""The command line: rules, rule, symptom, report, check, demo. Loads no framework, except in the demo."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from trainvet.recording import Recording, jsonable, printable, replay
 from trainvet.report import Report
 from trainvet.rule import Rule, catalogue, defect, explain, resolve, split_place
 from trainvet.selection import PROFILES, choose
+from trainvet.symptom import SYMPTOMS, find, page
 
 UNFINISHED = "no end record: the run was killed or is still going"
 LEVELS = ("warning", "error", "fatal")
@@ -56,9 +57,13 @@ def parser() -> argparse.ArgumentParser:
     listing.add_argument("--markdown", action="store_true", help="as a Markdown table")
     listing.set_defaults(command=_rules)
 
-    page = commands.add_parser("rule", help="explain one rule")
-    page.add_argument("rule", metavar="CODE_OR_NAME")
-    page.set_defaults(command=_rule)
+    one = commands.add_parser("rule", help="explain one rule")
+    one.add_argument("rule", metavar="CODE_OR_NAME")
+    one.set_defaults(command=_rule)
+
+    symptom = commands.add_parser("symptom", help="from what you see to the rules that look for its causes")
+    symptom.add_argument("words", nargs="*", metavar="WORDS", help="such as: my loss is NaN (default: all symptoms)")
+    symptom.set_defaults(command=_symptom)
 
     report = commands.add_parser("report", help="print the report of a recorded run")
     check = commands.add_parser("check", help="judge a recorded run again, with other rules or settings")
@@ -109,6 +114,12 @@ def _rule(arguments: argparse.Namespace) -> int:
     kinds = resolve(arguments.rule)
     for kind in kinds:
         _print(*explain(kind).splitlines())
+    return 0
+
+
+def _symptom(arguments: argparse.Namespace) -> int:
+    for symptom in find(" ".join(arguments.words)) if arguments.words else SYMPTOMS:
+        _print(*page(symptom), "")
     return 0
 
 
