@@ -61,6 +61,25 @@ def test_a_warning_does_not_explain_a_nan_away():
     assert tree([finding("WT104", 0, severity=Severity.ERROR), finding("NF101", 10)]) == [("WT104", ["NF101"])]
 
 
+def test_the_consequences_of_a_consequence_are_folded_too():
+    """Raw targets are a warning, which would not explain a NaN; the gradient that explodes because of them does."""
+    found = [finding("IN109", 0), finding("GR101", 5, severity=Severity.ERROR), finding("NF101", 20, severity=Severity.ERROR)]
+    assert tree(found) == [("IN109", ["GR101", "NF101"])]
+    assert tree([found[0], found[2]]) == [("IN109", []), ("NF101", [])]
+
+
+def test_any_fault_may_be_behind_a_run_that_learns_badly():
+    assert tree([finding("MO107", 9, 0), finding("LO107", 499, 0), finding("FT105", 900)]) == [("MO107", ["LO107", "FT105"])]
+    assert tree([finding("RN103", 9, 0), finding("LO107", 499, 0)]) == [("RN103", []), ("LO107", [])]
+    assert tree([finding("FT101", 9, 0), finding("FT105", 900)]) == [("FT101", ["FT105"])]
+
+
+def test_what_the_data_and_the_wiring_are_comes_before_what_the_numbers_show():
+    codes = ["WT104", "GR101", "LO101", "AC101", "LO108", "IN103", "LO110"]
+    assert tree([finding(code, 9, 0, Severity.ERROR) for code in codes])[0][0] == "IN103"
+    assert len(tree([finding(code, 9, 0, Severity.ERROR) for code in codes])) == 1
+
+
 def test_unrelated_findings_are_headlines_in_the_order_of_time():
     assert tree([finding("IN104", 30), finding("LR102", 0), finding("MO104", 10)]) == [("LR102", []), ("MO104", []), ("IN104", [])]
 
