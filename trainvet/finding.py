@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 Evidence = float | int | str | bool
+FEW = 4  # places that are muted one by one
 
 
 class Severity(enum.IntEnum):
@@ -59,9 +62,13 @@ class Finding:
             object.__setattr__(self, "where", place(self.subjects))
 
     @property
-    def mute(self) -> str:
-        """The ``ignore`` entry that would silence just this finding."""
-        return f"{self.name}@{self.subjects[0]}" if len(self.subjects) == 1 else self.name
+    def mute(self) -> tuple[str, ...]:
+        """The ``ignore`` entries that would silence just this finding: one per place, the module they share where they are many."""
+        if len(self.subjects) <= FEW:
+            return tuple(f"{self.name}@{literal(subject)}" for subject in self.subjects) or (self.name,)
+        parts = [subject.split(".") for subject in self.subjects]
+        shared = [same[0] for same in itertools.takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))]
+        return (f"{self.name}@{literal('.'.join(shared))}" if shared else self.name,)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; non-finite evidence becomes the strings "nan", "inf", "-inf"."""
@@ -78,7 +85,7 @@ class Finding:
             "threshold": self.threshold,
             "causes": list(self.causes),
             "fixes": list(self.fixes),
-            "mute": self.mute,
+            "mute": list(self.mute),
             "consequences": [finding.to_dict() for finding in self.consequences],
         }
 
@@ -106,6 +113,11 @@ def place(subjects: tuple[str, ...], most: int = 6) -> str:
     """Up to ``most`` names, then how many more there are."""
     shown = ", ".join(subjects[:most])
     return shown if len(subjects) <= most else f"{shown} and {len(subjects) - most} more"
+
+
+def literal(name: str) -> str:
+    """A name as a pattern that matches nothing else."""
+    return re.sub(r"([*?\[])", r"[\1]", name)
 
 
 def plain(value: Any) -> Any:

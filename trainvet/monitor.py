@@ -100,6 +100,7 @@ class Monitor:
         self._found: list[Finding] = []
         self._checks: dict[str, int] = {}
         self._off: dict[str, str] = {}
+        self._exempted: dict[str, list[Finding]] = {}
         self._keys: frozenset[str] | None = None
         self._begun = False
 
@@ -197,6 +198,7 @@ class Monitor:
             last_good_step=self.last_good_step,
             notes=tuple(self.notes),
             errors=tuple(self.errors),
+            exempted=self._exemptions(),
             cost={"seconds": self.own_seconds, "share": share},
             environment=self.environment,
         )
@@ -279,10 +281,24 @@ class Monitor:
             except Exception:  # the finding itself must still be told
                 self.failed("locating the first non-finite value failed")
         narrowed = self.selection.narrow(finding)
+        entries = self.selection.exemption(finding)
+        if entries:
+            self._exempted.setdefault(entries, []).append(finding)
         profile = self.profile or self._facts.profile
         if narrowed is not None and profile and any(narrowed.code.startswith(code) for code in PROFILES.get(profile, ())):
+            if narrowed.severity > Severity.INFO:
+                self._exempted.setdefault(f"profile {profile}, as information only", []).append(narrowed)
             narrowed = dataclasses.replace(narrowed, severity=Severity.INFO)
         return narrowed
+
+    def _exemptions(self) -> tuple[str, ...]:
+        """What the user's exemptions and the profile kept quiet, a line each."""
+        lines = [f"{code} {name} was not run" for code, name in sorted(self.selection.ignored.items())]
+        for entries, found in self._exempted.items():
+            shown = dict.fromkeys(f"{item.code} at {item.where or 'the run'}, step {item.step}" for item in found)
+            rest = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+            lines.append(f"{entries}: {'; '.join(list(shown)[:3])}{rest}")
+        return tuple(lines)
 
     def _call_back(self, finding: Finding) -> None:
         if self.on_finding is None:

@@ -31,6 +31,7 @@ class Report:
     ``status`` is "running", "finished", "aborted" or "failed"; ``reason`` says why it ended. ``steps`` counts optimizer-step attempts
     (Keras: batches), ``applied`` those that changed weights. ``cost`` is our own measured time in seconds and as a share of the run.
     ``notes`` hold what the user should know (what is watched, what could not be prevented); ``errors`` are errors inside trainvet.
+    ``exempted`` says what the user's ``ignore`` and ``profile`` kept quiet.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -44,6 +45,7 @@ class Report:
     errors: tuple[str, ...] = ()
     cost: Mapping[str, float] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    exempted: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Severity | None:
@@ -66,6 +68,7 @@ class Report:
             "coverage": [dataclasses.asdict(item) for item in self.coverage],
             "notes": list(self.notes),
             "errors": list(self.errors),
+            "exempted": list(self.exempted),
             "cost": dict(self.cost),
             "environment": dict(self.environment),
         }
@@ -85,6 +88,7 @@ class Report:
             last_good_step=None if good is None else int(good),
             notes=tuple(str(note) for note in data["notes"]),
             errors=tuple(str(error) for error in data["errors"]),
+            exempted=tuple(str(line) for line in data.get("exempted", ())),
             cost={str(key): float(value) for key, value in data["cost"].items()},
             environment=dict(data["environment"]),
         )
@@ -121,6 +125,7 @@ class Report:
         for item in self.coverage:
             if item.state != CHECKED:
                 lines.append(f"{item.state}: {item.code} {item.name}" + (f": {item.detail}" if item.detail else ""))
+        lines += [f"exempted: {line}" for line in self.exempted]
         if self.cost:
             lines.append(self.cost_line())
         return lines
@@ -142,8 +147,13 @@ def finding_lines(finding: Finding) -> list[str]:
     lines += [f"  try: {fix}" for fix in finding.fixes[:3]]
     for consequence in finding.consequences:
         lines.append(f"  then: {consequence.code} {consequence.name} step {consequence.step} {consequence.where}")
-    lines.append(f'  `trainvet rule {finding.code}` explains; ignore=("{finding.mute}",) silences it')
+    lines.append(f"  `trainvet rule {finding.code}` explains; ignore={_entries(finding.mute)} silences it")
     return lines
+
+
+def _entries(names: tuple[str, ...]) -> str:
+    """A tuple as it would be typed, in double quotes."""
+    return "(" + ", ".join(f'"{name}"' for name in names) + ("," if len(names) == 1 else "") + ")"
 
 
 def _number(value: Any) -> str:

@@ -16,18 +16,23 @@ PROFILES: dict[str, tuple[str, ...]] = {
 }
 
 
+ANY = "*"
+
+
 @dataclasses.dataclass
 class Selection:
-    """Rules to run, the places each is limited to (by code), and what is muted (name of the rule, place). Built by :func:`choose`."""
+    """Rules to run, the places each is limited to (by code), what is muted (name of the rule or ``ANY``, place), and the rules that were
+    ignored (code to name). Built by :func:`choose`."""
 
     rules: dict[str, Rule] = dataclasses.field(default_factory=dict)
     only: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     muted: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    ignored: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def narrow(self, finding: Finding) -> Finding | None:
         """The finding without the subjects that are out of scope or muted; None where nothing is left."""
         only = self.only.get(finding.code, ())
-        muted = [where for name, where in self.muted if name == finding.name]
+        muted = [where for name, where in self.muted if name in (finding.name, ANY)]
         if not only and not muted:
             return finding
         subjects = finding.subjects or (finding.where,)
@@ -41,6 +46,12 @@ class Selection:
         if kept == subjects:
             return finding
         return dataclasses.replace(finding, subjects=kept, where="")
+
+    def exemption(self, finding: Finding) -> str:
+        """The user's ``ignore`` entries that concern a finding; empty where there are none."""
+        subjects = finding.subjects or (finding.where,)
+        entries = [(name, where) for name, where in self.muted if name in (finding.name, ANY) and any(matches(where, item) for item in subjects)]
+        return ", ".join(f"{'' if name == ANY else name}@{where}" for name, where in entries)
 
     def merge(self, other: Selection) -> None:
         """Add another callback's selection. Raises ValueError when both give one rule different numbers."""
@@ -56,6 +67,7 @@ class Selection:
                 self.only[key] = (*self.only.get(key, ()), *other.only[key])
             self.rules.setdefault(key, rule)
         self.muted += [mute for mute in other.muted if mute not in self.muted]
+        self.ignored = {code: name for code, name in {**self.ignored, **other.ignored}.items() if code not in self.rules}
 
     def arguments(self) -> dict[str, Any]:
         """What :func:`choose` would need to choose the same rules again, in JSON types: "select", "ignore", "settings" (numbers that are
@@ -70,7 +82,12 @@ class Selection:
             numbers = {field.name: given[field.name] for field in dataclasses.fields(rule) if field.init and given[field.name] != field.default}
             if numbers:
                 settings[rule.code] = numbers
-        return {"select": select, "ignore": [f"{name}@{where}" for name, where in self.muted], "settings": settings, "own": own}
+        return {
+            "select": select,
+            "ignore": [f"{'' if name == ANY else name}@{where}" for name, where in self.muted],
+            "settings": settings,
+            "own": own,
+        }
 
     def add(self, rule: Rule) -> None:
         """Add a rule of the user's own; several may have one code, as watchpoints do."""
@@ -115,10 +132,14 @@ def choose(
         selection.add(rule)
     for pattern in ignore:
         name, where = split_place(pattern)
+        if where and not name:
+            selection.muted.append((ANY, where))
+            continue
         meant = {rule.name for rule in own if name in (rule.name, rule.code)} or {defect(kind) for kind in resolve(name)}
         if where:
             selection.muted += [(item, where) for item in sorted(meant)]
         else:
+            selection.ignored |= {rule.code: rule.name for rule in selection.rules.values() if rule.name in meant}
             selection.rules = {key: rule for key, rule in selection.rules.items() if rule.name not in meant}
     unused = [code for code in numbers if code not in selection.rules]
     if unused:

@@ -44,5 +44,12 @@ def test_the_place_is_readable():
 
 
 def test_the_line_that_mutes_it():
-    assert FINDING.mute == "exploding-gradient@a.weight"
-    assert dataclasses.replace(FINDING, subjects=("a", "b")).mute == "exploding-gradient"
+    assert FINDING.mute == ("exploding-gradient@a.weight",)
+    assert dataclasses.replace(FINDING, subjects=("a", "b")).mute == ("exploding-gradient@a", "exploding-gradient@b")
+
+
+def test_many_places_are_muted_by_the_module_they_share():
+    many = tuple(f"net.encoder.{index}.weight" for index in range(9))
+    assert dataclasses.replace(FINDING, subjects=many).mute == ("exploding-gradient@net.encoder",)
+    assert dataclasses.replace(FINDING, subjects=(*many, "head.weight")).mute == ("exploding-gradient",)
+    assert dataclasses.replace(FINDING, subjects=("loss [a]",)).mute == ("exploding-gradient@loss [[]a]",)

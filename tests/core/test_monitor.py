@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.series import plan, snapshots
-from trainvet import Rule
+from trainvet import Rule, Watchpoint
 from trainvet.action import Action
 from trainvet.finding import Severity
 from trainvet.monitor import Monitor
-from trainvet.report import CHECKED, FAILED, MISSING, NO_DATA, UNOBSERVABLE
+from trainvet.report import CHECKED, FAILED, MISSING, NO_DATA, UNOBSERVABLE, Report
 from trainvet.selection import choose
 from trainvet.statistics import Facts
 
@@ -428,3 +428,21 @@ def test_the_last_good_step_is_before_the_poison():
     bad = monitor(select=("NF101",))
     feed(bad, "nan, 1")
     assert bad.last_good_step is None
+
+
+def test_the_report_lists_what_was_exempted():
+    def watched(**arguments):
+        rules = [Watchpoint("gradient.norm", above=1, name="large")]
+        monitor = Monitor(choose(("LO",), rules=rules, **arguments))
+        monitor.begin(Facts())
+        for snapshot in snapshots(None, {"gradient.norm": {"a.b": "2", "c": "2"}}):
+            monitor.observe(snapshot)
+        return monitor.report
+
+    assert watched().exempted == ()
+    muted = watched(ignore=("large@a", "LO104"))
+    assert muted.exempted == ("LO104 loss-not-decreasing was not run", "large@a: WP100 at a.b, c, step 0")
+    assert muted.findings[0].subjects == ("c",)
+    assert "exempted: large@a" in muted.to_text()
+    assert watched(ignore=("@a", "@c")).findings == ()
+    assert Report.from_dict(json.loads(muted.to_json())).exempted == muted.exempted

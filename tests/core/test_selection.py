@@ -40,7 +40,7 @@ def test_a_muted_place():
 
 def test_the_line_a_finding_offers_mutes_just_it():
     finding = found(["encoder.0.weight"])
-    selection = choose(ignore=(finding.mute,))
+    selection = choose(ignore=finding.mute)
     assert selection.narrow(finding) is None
     assert selection.narrow(found(["encoder.1.weight"])) is not None
 
@@ -157,3 +157,10 @@ def test_watchpoints_of_two_callbacks_do_not_contradict():
     selection = choose(rules=[watch("one")])
     selection.merge(copy.deepcopy(choose(rules=[watch("two"), watch("three")])))
     assert sorted(rule.name for rule in selection.rules.values() if rule.code == "WP100") == ["one", "three", "two"]
+
+
+def test_a_place_alone_mutes_every_rule_there():
+    selection = choose(ignore=("@encoder",))
+    assert selection.narrow(Finding("AC101", "dead-relu", Severity.ERROR, 1, 1, "text", ("encoder.0",))) is None
+    assert selection.narrow(Finding("GR101", "exploding-gradient", Severity.ERROR, 1, 1, "text", ("head",))) is not None
+    assert choose(**{key: value for key, value in selection.arguments().items() if key in ("select", "ignore")}).muted == selection.muted
