@@ -11,6 +11,7 @@ import inspect
 import math
 import pkgutil
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
@@ -233,30 +234,31 @@ def defect(kind: type[Rule]) -> str:
 def catalogue() -> dict[str, type[Rule]]:
     """All rules by code: those below ``trainvet.rules`` and those that packages register under "trainvet.rules".
 
-    Raises ValueError when two rules claim one code. An entry point that cannot be loaded is left out with a warning.
+    A package's rule that cannot be loaded, is none, or claims a code or name that is taken is left out with a warning: somebody else's package
+    must not stop a training. Raises ValueError when two of our own claim one code.
     """
-    import warnings
-
     import trainvet.rules
 
-    found: list[type[Rule]] = []
+    rules: dict[str, type[Rule]] = {}
     for module in pkgutil.iter_modules(trainvet.rules.__path__):
         loaded = importlib.import_module(f"trainvet.rules.{module.name}")
-        found += [kind for kind in vars(loaded).values() if _is_rule(kind) and kind.__module__ == loaded.__name__]
+        for kind in [kind for kind in vars(loaded).values() if _is_rule(kind) and kind.__module__ == loaded.__name__]:
+            if kind.code in rules:
+                raise ValueError(f"two rules claim the code {kind.code}: {rules[kind.code].__name__} and {kind.__name__}")
+            rules[kind.code] = kind
     for point in entry_points(group="trainvet.rules"):
         try:
             kind = point.load()
-        except Exception as error:  # somebody else's package must not stop a training
-            warnings.warn(f"trainvet: rule {point.name!r} could not be loaded: {error!r}", stacklevel=2)
+            if not _is_rule(kind):
+                raise TypeError(f"{point.value} is no Rule with a code")
+            if kind.code in rules or defect(kind) in map(defect, rules.values()):
+                raise ValueError(f"its code {kind.code} or name {defect(kind)} is taken")
+            build(kind, {})
+        except Exception as error:
+            warnings.warn(f"trainvet: rule {point.name!r} of another package is left out: {error}", stacklevel=2)
             continue
-        if _is_rule(kind):
-            found.append(kind)
-    rules: dict[str, type[Rule]] = {}
-    for kind in sorted(found, key=lambda item: item.code):
-        if kind.code in rules:
-            raise ValueError(f"two rules claim the code {kind.code}: {rules[kind.code].__name__} and {kind.__name__}")
         rules[kind.code] = kind
-    return rules
+    return dict(sorted(rules.items()))
 
 
 def _is_rule(value: Any) -> bool:
@@ -273,7 +275,9 @@ def resolve(pattern: str) -> list[type[Rule]]:
         return list(rules.values())
     if pattern == "default":
         return [kind for kind in rules.values() if kind.trust == "stable"]
-    if re.fullmatch(r"[A-Za-z]{2}\d{0,3}", pattern):
+    if pattern.upper() in rules:
+        chosen = [rules[pattern.upper()]]
+    elif re.fullmatch(r"[A-Za-z]{2}\d{0,3}", pattern):
         chosen = [kind for code, kind in rules.items() if code.startswith(pattern.upper())]
     else:
         chosen = [kind for kind in rules.values() if defect(kind) == pattern.lower().replace("_", "-")]
