@@ -17,6 +17,7 @@ from trainvet.rule import Rule
 from trainvet.statistics import Facts, Snapshot, Vector
 
 WINDOW, HISTORY, LAG = 20, 200, 15
+MEMORY = 0.95  # of the noise, from window to window: 200 rows of correlated noise now and then look calmer than they are
 
 
 @dataclasses.dataclass
@@ -32,7 +33,7 @@ class RunawayLoss(Rule):
     or gradients that are never cleared.
     ## Known limits
     Silent before step 40. The noise of a median is 1.25 σ/√20, σ from the first differences, and more where the noise is correlated over steps
-    (seen in differences over 15 steps). A loss whose definition changes during the run (curriculum, growing penalty) may rise for that reason.
+    (seen in differences over 15 steps, and remembered for some windows). A loss whose definition changes during the run (curriculum, growing penalty) may rise for that reason.
     """
 
     code = "LO101"
@@ -53,7 +54,7 @@ class RunawayLoss(Rule):
 
     def __post_init__(self) -> None:
         self._rate = LearningRate()
-        self._loss = Rollings(HISTORY, start=0.0, spread=0.0, best=0.0, bad=0, worse=0, good=0, first=0, told=0)
+        self._loss = Rollings(HISTORY, start=0.0, spread=0.0, best=0.0, noise=0.0, bad=0, worse=0, good=0, first=0, told=0)
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """The groups' rates are named in the advice."""
@@ -72,7 +73,9 @@ class RunawayLoss(Rule):
         now = median(window)
         if rows.total(end) == WINDOW:
             kept.update(start=median(window[:10]), spread=float(window.max() - window.min()), best=now)
-        noise = self.noises * noise_of_median(rows.values[max(0, end - HISTORY - 1) : end])
+        rows_seen = rows.values[max(0, end - HISTORY - 1) : end]
+        kept["noise"] = max(noise_of_rises(rows_seen), MEMORY * kept["noise"])
+        noise = self.noises * max(noise_of_median(rows_seen), kept["noise"])
         start, best, floor = kept["start"], kept["best"], self.floor * abs(kept["start"])
         spread = self.noises * kept["spread"] or noise
         worse = not now - start <= max(min(noise, spread), floor)  # an explosion may be all the noise there is: the first window's is known
@@ -134,3 +137,13 @@ def noise_of_median(values: Vector) -> float:
     if far_sigma <= near_sigma:
         return alone
     return min(alone * (far_sigma / near_sigma) ** 2, far_sigma) if near_sigma > 0 else far_sigma
+
+
+def noise_of_rises(values: Vector) -> float:
+    """The same from the rises over 15 steps alone, which a falling loss does not have but for its noise; 0 for fewer than 100 values."""
+    far = values[LAG:] - values[:-LAG]
+    near = values[1:] - values[:-1]
+    near_sigma, far_sigma = (max(0.0, level(change, 0.75)) / 0.6745 if len(values) >= 100 else 0.0 for change in (near, far))
+    if not far_sigma > near_sigma > 0:
+        return 0.0
+    return min(1.25 * near_sigma / math.sqrt(WINDOW) * (far_sigma / near_sigma) ** 2, far_sigma)
