@@ -33,7 +33,8 @@ class RunawayLoss(Rule):
     or gradients that are never cleared.
     ## Known limits
     Silent before step 40. The noise of a median is 1.25 σ/√20, σ from the first differences, and more where the noise is correlated over steps
-    (seen in differences over 15 steps, and remembered for some windows). A loss whose definition changes during the run (curriculum, growing penalty) may rise for that reason.
+    (seen in differences over 15 steps, and remembered for some windows). A loss whose definition changes during the run (curriculum, growing
+    penalty) may rise for that reason.
     """
 
     code = "LO101"
