@@ -17,6 +17,7 @@ from trainvet.integrations.torch.evidence import early, late
 from trainvet.integrations.torch.forensics import locate
 from trainvet.integrations.torch.guard import Guard, device_side
 from trainvet.integrations.torch.loss_scale import LossScale
+from trainvet.integrations.torch.modules import Evaluation
 from trainvet.integrations.torch.plan import Plan, number
 from trainvet.integrations.torch.readback import Readback
 from trainvet.integrations.torch.rows import Rows
@@ -84,6 +85,7 @@ class Probe:
         self.step = step
         self.plan = Plan(module, optimizers)
         self.sampling = Sampling(self.plan, monitor)
+        self.evaluation = Evaluation(module)
         self.rows = Rows(step if applied is None else applied)
         self._readback: Readback[Attempt] = Readback()
         self._batch: Any = None
@@ -124,7 +126,7 @@ class Probe:
         unobservable = dict(self.known.unobservable)
         if self._compiled or self.sampling.blind:
             reason = self.sampling.blind or "the module is compiled: hooks attached now would not run"
-            unobservable |= {"activation": reason, "input": reason, "label": reason}
+            unobservable |= dict.fromkeys(("activation", "input", "label", "module", "validation_input", "validation_module"), reason)
         if not self.scaler:
             unobservable |= {"run.loss_scale": "no loss scaler in use"}
             if self.guard is None:
@@ -145,6 +147,7 @@ class Probe:
             manual_optimization=self.known.manual_optimization,
             every_step=True,
             resumed=self.known.resumed,
+            autocast=self.sampling.autocast,
             profile="gan" if self.known.manual_optimization and len(self.plan.optimizers) > 1 else "",
             unobservable=unobservable,
         )
@@ -175,7 +178,7 @@ class Probe:
     def loss(self, value: Tensor, factor: float = 1.0, scaled: bool = False) -> None:
         """A loss is about to be differentiated; ``factor`` undoes the trainer's division by accumulation steps, ``scaled`` says that the loss
         scaler has multiplied it already."""
-        self.sampling.pause()
+        self.sampling.pause(more=self.known.manual_optimization)
         value = value.detach()
         scale = self.scaler.scale() if scaled else None
         if scale is not None:
@@ -235,7 +238,7 @@ class Probe:
     def updated(self) -> None:
         """The batch is over: weights have moved, or the step was skipped."""
         self.sampling.pause()
-        self._finish()
+        self._finish(over=True)
         self._stepped.clear()
         if self.guard is not None:
             self.guard.disarm()
@@ -305,13 +308,13 @@ class Probe:
         scale = self.scaler.scale()
         attempt.scale = torch.ones(()) if scale is None else scale
 
-    def _finish(self) -> None:
-        """The update of the pending attempt is done: measure what follows it and send the row."""
+    def _finish(self, over: bool = False) -> None:
+        """The update of the pending attempt is done: measure what follows it and send the row. ``over``: the batch is over too."""
         attempt, self._pending = self._pending, None
         if attempt is None or attempt.bad:
             return
         if attempt.sampled:
-            self.sampling.updated(attempt, self._batch)
+            self.sampling.updated(attempt, self._batch, over)
         elif attempt.known:
             self._row(attempt, attempt.changed)
             return

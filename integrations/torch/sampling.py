@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from trainvet.integrations.torch import host, kernels
 from trainvet.integrations.torch.activations import Look, Windows
 from trainvet.integrations.torch.attempt import Attempt
+from trainvet.integrations.torch.data import Data, Seen, named, place
+from trainvet.integrations.torch.data import subjects as data_subjects
 from trainvet.integrations.torch.losses import describe, same, tensors_in
-from trainvet.integrations.torch.plan import MEASURABLE, Owned, Plan, Sketch
+from trainvet.integrations.torch.modules import Calls, Roster
+from trainvet.integrations.torch.plan import Owned, Plan, Sketch
 from trainvet.monitor import Monitor
 from trainvet.statistics import Loss, Subject, Table, Vector, shares
 
@@ -41,20 +44,25 @@ class Sampling:
         self._unchanged: dict[str, int] = {}
         self._windows = Windows()
         self._look: Look | None = None
+        self._roster = Roster(plan.module, plan.modules)
+        self._calls: Calls | None = None
+        self.autocast = ""
         self._traced = False
         self._sites: dict[str, Subject] = {}
         self._data: dict[str, Subject] = {}
-        self._call: dict[str, int] = {}
+        self.data = Data()
 
     def subjects(self) -> tuple[Subject, ...]:
-        """Activation sites in depth order, inputs and labels."""
-        return (*sorted(self._sites.values(), key=lambda site: site.depth), *self._data.values())
+        """Activation sites in depth order, inputs, labels and modules."""
+        sites = sorted(self._sites.values(), key=lambda site: site.depth)
+        return (*sites, *self._data.values(), *self._roster.subjects(self.plan.depth))
 
     def replan(self, plan: Plan) -> None:
         """The plan has changed."""
         self.plan = plan
         self._sketches.clear()
         self._embeddings = self._find_embeddings()
+        self._roster = Roster(plan.module, plan.modules)
         self.news = True
 
     def loss_name(self, owned: Owned) -> str:
@@ -68,23 +76,34 @@ class Sampling:
         ``again``: an earlier look led to no loss."""
         if again:
             self.stop()
-        if self.blind or self._look is not None:
+        if self.blind:
             return
-        if self._traced and not any(key.startswith(("activation.", "input.", "label.")) for key in want):
+        if self._calls is None and (not self._traced or any(key.startswith("module.") for key in want)):
+            self._calls = Calls(self._roster, next((tensor.device.type for tensor in self.plan.parameters.values()), "cpu"))
+        if self._calls is not None:
+            self._calls.start()
+        if self._look is not None:
+            return
+        if self._traced and not any(key.startswith(("activation.", "input.", "label.", "output.")) for key in want):
             return
         self._look = Look(self.plan.modules, want)
         self._look.start(inside)
 
-    def pause(self) -> None:
-        """The forward is over."""
+    def pause(self, more: bool = False) -> None:
+        """The forward is over; ``more``: another one of the same step may follow without being announced."""
         if self._look is not None:
             self._look.pause()
+        if self._calls is not None and not more:
+            self._calls.pause()
 
     def stop(self) -> None:
         """Nothing of ours stays."""
         if self._look is not None:
             self._look.stop()
             self._look = None
+        if self._calls is not None:
+            self._calls.pause()
+            self._calls = None
 
     def gradients(self, attempt: Attempt, gradients: list[Tensor | None]) -> None:
         """Before the update."""
@@ -102,8 +121,8 @@ class Sampling:
             attempt.sketch = sketch
         self.seconds += time.perf_counter() - started
 
-    def updated(self, attempt: Attempt, batch: Any) -> None:
-        """After the update (or after it was skipped)."""
+    def updated(self, attempt: Attempt, batch: Any, over: bool = True) -> None:
+        """After the update (or after it was skipped); ``over``: and so is the batch."""
         started = time.perf_counter()
         owned, want = attempt.owned, self.monitor.keys
         if any(key.startswith("weight.") for key in want):
@@ -120,6 +139,8 @@ class Sampling:
             attempt.sketch = None
         if any(key.startswith("buffer.") for key in want):
             self._buffers(attempt, want)
+        if over:
+            self._modules(attempt, want)
         look, self._look = self._look, None
         if look is not None:
             self.monitor.own_seconds += look.seconds
@@ -199,6 +220,20 @@ class Sampling:
         columns = kernels.table(buffers, [*kernels.COUNTS, "abs_max"])
         attempt.parts += [("buffer", "nonfinite", columns["nan"] + columns["inf"]), ("buffer", "abs_max", columns["abs_max"])]
 
+    def _modules(self, attempt: Attempt, want: frozenset[str]) -> None:
+        calls, self._calls = self._calls, None
+        if calls is None:
+            return
+        calls.pause()
+        if calls.error is not None:
+            self._give_up(calls.error)
+        if calls.autocast and calls.autocast != self.autocast:
+            self.autocast, self.news = calls.autocast, True
+        table = calls.table()
+        if table is not None:
+            attempt.names["module"] = table.names
+            attempt.constant |= {("module", key): column for key, column in table.columns.items() if f"module.{key}" in want}
+
     def _forward(self, attempt: Attempt, look: Look, want: frozenset[str], batch: Any) -> None:
         assert attempt.norms is not None
         if any(key.startswith("activation.") for key in want):
@@ -212,38 +247,35 @@ class Sampling:
                     like = attempt.norms.new_empty((), dtype=torch.float32)
                     stacked = [cell.to(like) if isinstance(cell, Tensor) else like.new_full((), cell) for cell in column]
                     attempt.parts.append(("activation", statistic, torch.stack(stacked)))
-        index = self._which(self.loss_name(attempt.owned), attempt, look)
-        labels = [look.calls[index].label] if index < len(look.calls) else []
-        inputs = [tensor for tensor in look.inputs if not any(same(tensor, label) for label in labels)]
-        data = {**_named("input", inputs), **_named("label", labels)}
-        self._sample_data(attempt, "input", inputs, want)
-        self._sample_data(attempt, "label", labels, want)
-        self._learn(attempt, look, data, batch)
+        seen = self._seen(look)
+        self._describe(self.loss_name(attempt.owned), attempt, look, seen)
+        self.data.sample(attempt, seen, want)
+        self.data.indices(attempt, look.handed.indices, want)
+        self._learn(look, seen, batch)
 
-    def _which(self, name: str, attempt: Attempt, look: Look) -> int:
+    def _seen(self, look: Look) -> Seen:
+        """Inputs and calls by name. A label that the model was handed too is no input, unless it is the only one (an auto-encoder)."""
+        calls = self.data.name(look.calls)
+        usual = [tensor for tensor in look.inputs if tensor.dtype is not torch.bool]
+        inputs = [tensor for tensor in usual if not any(same(tensor, call.label) for call in calls.values())]
+        return Seen(named("input", inputs or usual), calls, look.handed.embeddings)
+
+    def _describe(self, name: str, attempt: Attempt, look: Look, seen: Seen) -> None:
         """Which of the loss functions that are called is the loss that is minimised; the last one where none of them is it alone."""
-        if name not in self._call and look.calls and attempt.losses:
-            value = float(attempt.losses[0].sum())
-            described = [describe(call, name, value) for call in look.calls]
-            index = next((place for place, loss in enumerate(described) if loss.kind != "unknown"), len(described) - 1)
-            self._call[name], self.losses[name] = index, described[index]
-            self.news = True
-        return self._call.get(name, 0)
-
-    def _sample_data(self, attempt: Attempt, target: str, tensors: list[Tensor], want: frozenset[str]) -> None:
-        wanted = [key.split(".", 1)[1] for key in want if key.startswith(f"{target}.")]
-        named = {name: tensor for name, tensor in _named(target, tensors).items() if tensor.dtype is not torch.bool and tensor.numel()}
-        if not wanted or not named:
+        if name in self.losses or not look.calls or not attempt.losses:
             return
-        attempt.names[target] = tuple(named)
-        wide: list[Tensor | None] = [tensor if tensor.dtype in MEASURABLE else tensor.float() for tensor in named.values()]
-        self._columns(attempt, target, wide, want)
-        if "mean_square" in wanted:
-            attempt.parts.append((target, "mean_square", kernels.table(wide, ["rms"])["rms"].square()))
-        if "count" in wanted:
-            attempt.constant[target, "count"] = np.array([float(tensor.shape[0]) if tensor.dim() else 1.0 for tensor in named.values()])
+        value, home = float(attempt.losses[0].sum()), {place(call): number for number, call in seen.calls.items()}
+        described = [describe(call, name, value, *self.data.names(home[place(call)])) for call in look.calls]
+        main = next((loss for loss in described if loss.kind != "unknown"), described[-1])
+        self.losses[name] = main
+        for number, call in seen.calls.items():
+            label, output = self.data.names(number)
+            if output != main.output:
+                part = f"{name}: {call.function} {number[1:]}"
+                self.losses[part] = describe(call, part, None, label, output)
+        self.news = True
 
-    def _learn(self, attempt: Attempt, look: Look, data: dict[str, Tensor], batch: Any) -> None:
+    def _learn(self, look: Look, seen: Seen, batch: Any) -> None:
         """What a look teaches about structure: depths, sites, the loss, and where data sit in the batch."""
         fresh = [site for site in look.sites.values() if site.name not in self._sites]
         if self._traced and not fresh:
@@ -260,17 +292,12 @@ class Sampling:
                 role=site.role,
                 function=site.function,
             )
-        for label, tensor in data.items():
-            kind = label.split(".", 1)[0]
-            self._data[label] = Subject(label, kind, "", "", -1, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), False)
+        self._data |= {subject.name: subject for subject in data_subjects(seen)}
         self.plan.depth |= look.order
         self.plan.before_norm |= look.before_norm
+        known = {**seen.inputs, **{f"label{number}": call.label for number, call in seen.calls.items()}}
         for path, tensor in tensors_in(batch):
-            for label, other in data.items():
+            for label, other in known.items():
                 if same(tensor, other):
                     self.paths[path] = label
         self._traced = self.news = True
-
-
-def _named(target: str, tensors: list[Tensor]) -> dict[str, Tensor]:
-    return {target if len(tensors) == 1 else f"{target}.{index}": tensor for index, tensor in enumerate(tensors)}
