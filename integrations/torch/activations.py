@@ -19,7 +19,8 @@ from torch.nn.modules import module as module_internals
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from trainvet.integrations.torch.losses import KINDS, Call, read_call, same, tensors_in
+from trainvet.integrations.torch.handed import EMBEDDINGS, FACTORIES, PRODUCTS, Handed
+from trainvet.integrations.torch.losses import KINDS, Call, same, tensors_in
 from trainvet.integrations.torch.moments import SATURATED, Number, on_device, on_host, smaller, usable
 from trainvet.integrations.torch.plan import removes_bias
 
@@ -32,9 +33,8 @@ FUNCTIONS: dict[Any, str] = {
     F.sigmoid: "sigmoid", torch.sigmoid: "sigmoid", torch.sigmoid_: "sigmoid", Tensor.sigmoid: "sigmoid", Tensor.sigmoid_: "sigmoid",
     F.tanh: "tanh", torch.tanh: "tanh", torch.tanh_: "tanh", Tensor.tanh: "tanh", Tensor.tanh_: "tanh",
 }  # fmt: skip
-PRODUCTS = frozenset({torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__})
 CLAMPS = frozenset({torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_, torch.clamp_min, torch.clamp_min_, Tensor.clamp_min, Tensor.clamp_min_})
-WATCHED = frozenset({*FUNCTIONS, *PRODUCTS, *CLAMPS, *KINDS})
+WATCHED = frozenset({*FUNCTIONS, *PRODUCTS, *CLAMPS, *KINDS, *FACTORIES})
 CHANNEL_SECOND = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
 WITH_KWARGS: dict[int, bool] = getattr(module_internals, "_global_forward_hooks_with_kwargs", {})
 WINDOW_BATCHES, WINDOW_POSITIONS = 5, 1000
@@ -107,7 +107,9 @@ class Look:
         self.sites: dict[str, Site] = {}
         self.order: dict[str, int] = {}
         self.inputs: list[Tensor] = []
-        self.calls: list[Call] = []
+        self.handed = Handed(want)
+        self.calls: list[Call] = self.handed.calls
+        self.entered: tuple[Any, ...] = ()
         self.before_norm: set[str] = set()
         self._stack: list[str] = []
         self._depth = 0
@@ -139,11 +141,12 @@ class Look:
             self._entered = False
         self._gates, self._last = {}, None
         self._stack = []
+        self.handed.forget()
 
     def stop(self) -> None:
         """Nothing of ours is left; what was measured stays."""
         self.pause()
-        self.inputs, self.calls = [], []
+        self.inputs, self.calls, self.entered = [], [], ()
         self._made = set()
 
     # ---- hooks: never return anything, a returned value would replace the output
@@ -154,17 +157,29 @@ class Look:
             return
         self.order.setdefault(path, self._depth)
         self._depth += 1
+        if not self._stack:
+            self.entered = args
         self._stack.append(path)
         self._inside_activation = type(module) in MODULES
+        if isinstance(module, EMBEDDINGS):
+            self._guarded(self.handed.entering, path, module, args)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         path = self.paths.get(id(module))
         if path is None or self.error is not None or torch._C._current_graph_task_id() != -1:
             return
+        self._guarded(self._module, path, module, args, kwargs, output)
+
+    def losing(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A loss function is about to be called."""
+        if self.error is None and torch._C._current_graph_task_id() == -1:
+            self._guarded(self.handed.before, function, args, kwargs)
+
+    def _guarded(self, look: Callable[..., None], *given: Any) -> None:
         started = time.perf_counter()
         try:
             with torch._C.DisableTorchFunction():  # our reductions are not part of the forward
-                self._module(path, module, args, kwargs, output)
+                look(*given)
         except Exception as error:
             self._give_up(error)
         self.seconds += time.perf_counter() - started
@@ -201,6 +216,7 @@ class Look:
         self._made.update(tensor.data_ptr() for tensor in outputs if owns or tensor.requires_grad)
         if next(module.children(), None) is not None or not outputs:
             return
+        self.handed.returned(path, module, outputs)
         if removes_bias(module) and self._last is not None and args and args[0] is self._last[0]:
             self.before_norm.add(f"{self._last[1]}.bias" if self._last[1] else "bias")
         function = MODULES.get(type(module), "")
@@ -215,12 +231,13 @@ class Look:
             self._last = (shown, path, module)
 
     def _function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        call = read_call(function, args, kwargs, result)
-        if call is not None:
-            self.calls.append(call)
+        if function in KINDS:
+            prediction = self.handed.after(result)
             for tensor, site in self._gates.values():
-                if same(tensor, call.prediction):
+                if prediction is not None and same(tensor, prediction):
                     site.role = "output"
+            return
+        if self.handed.other(function, args, result):
             return
         if function in PRODUCTS:
             for argument in args[:2]:
@@ -332,6 +349,8 @@ class _FunctionMode(TorchFunctionMode):
         self.look: Look | None = look
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if self.look is not None and func in KINDS:
+            self.look.losing(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if self.look is not None:
             self.look.function(func, args, kwargs or {}, result)

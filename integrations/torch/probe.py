@@ -126,7 +126,7 @@ class Probe:
         unobservable = dict(self.known.unobservable)
         if self._compiled or self.sampling.blind:
             reason = self.sampling.blind or "the module is compiled: hooks attached now would not run"
-            unobservable |= dict.fromkeys(("activation", "input", "label", "module", "validation_input", "validation_module"), reason)
+            unobservable |= dict.fromkeys(("activation", "input", "label", "output", "module", "validation_input", "validation_module"), reason)
         if not self.scaler:
             unobservable |= {"run.loss_scale": "no loss scaler in use"}
             if self.guard is None:
@@ -148,6 +148,7 @@ class Probe:
             every_step=True,
             resumed=self.known.resumed,
             autocast=self.sampling.autocast,
+            balanced=any(loss.weighted for loss in self.sampling.losses.values()),
             profile="gan" if self.known.manual_optimization and len(self.plan.optimizers) > 1 else "",
             unobservable=unobservable,
         )
