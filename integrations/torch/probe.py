@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from trainvet.finding import Finding
 from trainvet.integrations.torch import host, kernels
 from trainvet.integrations.torch.attempt import Attempt
+from trainvet.integrations.torch.evaluation import Evaluation
 from trainvet.integrations.torch.evidence import early, late
 from trainvet.integrations.torch.forensics import locate
 from trainvet.integrations.torch.guard import Guard, device_side
 from trainvet.integrations.torch.loss_scale import LossScale
-from trainvet.integrations.torch.modules import Evaluation
 from trainvet.integrations.torch.plan import Plan, number
 from trainvet.integrations.torch.readback import Readback
 from trainvet.integrations.torch.rows import Rows
