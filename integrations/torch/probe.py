@@ -92,6 +92,7 @@ class Probe:
         self._index = self._epoch = 0
         self._sampled: bool | None = None
         self._micro: list[Tensor] = []
+        self._in_forward = False
         self._pending: Attempt | None = None
         self._stepped: set[int] = set()
         self._snapshots: list[Snapshot] = []
@@ -147,7 +148,7 @@ class Probe:
             manual_optimization=self.known.manual_optimization,
             every_step=True,
             resumed=self.known.resumed,
-            autocast=self.sampling.autocast,
+            **self.sampling.structure.facts(),
             balanced=any(loss.weighted for loss in self.sampling.losses.values()),
             profile="gan" if self.known.manual_optimization and len(self.plan.optimizers) > 1 else "",
             unobservable=unobservable,
@@ -172,7 +173,7 @@ class Probe:
         self._stepped.clear()
         if self.guard is not None and not self._micro:
             self.guard.before_forward(self.module, self.step)
-        self._sampled = self.monitor.due(self.step)
+        self._sampled, self._in_forward = self.monitor.due(self.step), True
         if self._sampled and not self._compiled:
             self.sampling.look(self.monitor.keys, inside, again=not self._micro)
 
@@ -180,6 +181,7 @@ class Probe:
         """A loss is about to be differentiated; ``factor`` undoes the trainer's division by accumulation steps, ``scaled`` says that the loss
         scaler has multiplied it already."""
         self.sampling.pause(more=self.known.manual_optimization)
+        self._in_forward = False
         value = value.detach()
         scale = self.scaler.scale() if scaled else None
         if scale is not None:
@@ -239,6 +241,7 @@ class Probe:
     def updated(self) -> None:
         """The batch is over: weights have moved, or the step was skipped."""
         self.sampling.pause()
+        self._in_forward = False
         self._finish(over=True)
         self._stepped.clear()
         if self.guard is not None:
@@ -252,6 +255,19 @@ class Probe:
         if len(self.rows) >= self.block or drain:
             self._flush()
         ready, self._snapshots = self._snapshots, []
+        return ready
+
+    def broken(self, error: BaseException | None) -> list[Snapshot]:
+        """The user's code raised: all snapshots, and, where it was the forward that did, what was handed over before that as a last one."""
+        ready = self.poll(drain=True)
+        if self._pending is not None or not isinstance(error, Exception):
+            return ready
+        arguments = self._batch if self.known.framework == "torch" else None
+        tables = self.sampling.broken(error if self._in_forward else None, arguments)
+        if tables:
+            self.monitor.begin(self.facts(), self.step)
+            self.sampling.news = False
+            ready.append(Snapshot(self.step, self.rows.applied, self._index, self._epoch, tables))
         return ready
 
     @property

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainvet.integrations.torch import host, kernels
+from trainvet.integrations.torch import broken, host, kernels
 from trainvet.integrations.torch.activations import Look, Windows
 from trainvet.integrations.torch.attempt import Attempt
 from trainvet.integrations.torch.data import Data, Seen, named, place
 from trainvet.integrations.torch.data import subjects as data_subjects
 from trainvet.integrations.torch.losses import describe, same, tensors_in
-from trainvet.integrations.torch.modules import Calls, Roster
 from trainvet.integrations.torch.plan import Owned, Plan, Sketch
+from trainvet.integrations.torch.structure import Structure
 from trainvet.monitor import Monitor
 from trainvet.statistics import Loss, Subject, Table, Vector, shares
 
@@ -44,9 +44,7 @@ class Sampling:
         self._unchanged: dict[str, int] = {}
         self._windows = Windows()
         self._look: Look | None = None
-        self._roster = Roster(plan.module, plan.modules)
-        self._calls: Calls | None = None
-        self.autocast = ""
+        self.structure = Structure(plan)
         self._traced = False
         self._sites: dict[str, Subject] = {}
         self._data: dict[str, Subject] = {}
@@ -55,14 +53,14 @@ class Sampling:
     def subjects(self) -> tuple[Subject, ...]:
         """Activation sites in depth order, inputs, labels and modules."""
         sites = sorted(self._sites.values(), key=lambda site: site.depth)
-        return (*sites, *self._data.values(), *self._roster.subjects(self.plan.depth))
+        return (*sites, *self._data.values(), *self.structure.subjects())
 
     def replan(self, plan: Plan) -> None:
         """The plan has changed."""
         self.plan = plan
         self._sketches.clear()
         self._embeddings = self._find_embeddings()
-        self._roster = Roster(plan.module, plan.modules)
+        self.structure.replan(plan)
         self.news = True
 
     def loss_name(self, owned: Owned) -> str:
@@ -78,10 +76,7 @@ class Sampling:
             self.stop()
         if self.blind:
             return
-        if self._calls is None and (not self._traced or any(key.startswith("module.") for key in want)):
-            self._calls = Calls(self._roster, next((tensor.device.type for tensor in self.plan.parameters.values()), "cpu"))
-        if self._calls is not None:
-            self._calls.start()
+        self.structure.start(want, again)
         if self._look is not None:
             return
         if self._traced and not any(key.startswith(("activation.", "input.", "label.", "output.")) for key in want):
@@ -93,17 +88,14 @@ class Sampling:
         """The forward is over; ``more``: another one of the same step may follow without being announced."""
         if self._look is not None:
             self._look.pause()
-        if self._calls is not None and not more:
-            self._calls.pause()
+        self.structure.pause(more)
 
     def stop(self) -> None:
         """Nothing of ours stays."""
         if self._look is not None:
             self._look.stop()
             self._look = None
-        if self._calls is not None:
-            self._calls.pause()
-            self._calls = None
+        self.structure.stop()
 
     def gradients(self, attempt: Attempt, gradients: list[Tensor | None]) -> None:
         """Before the update."""
@@ -140,7 +132,7 @@ class Sampling:
         if any(key.startswith("buffer.") for key in want):
             self._buffers(attempt, want)
         if over:
-            self._modules(attempt, want)
+            self.structure.counted(attempt, want)
         look, self._look = self._look, None
         if look is not None:
             self.monitor.own_seconds += look.seconds
@@ -151,7 +143,34 @@ class Sampling:
             else:
                 self._give_up(look.error)
             look.stop()
+        self.structure.traced()
+        self.news, self.structure.news = self.news or self.structure.news, False
+        if self.structure.error is not None and not self.blind:
+            self._give_up(self.structure.error)
         self.seconds += time.perf_counter() - started
+
+    def broken(self, error: BaseException | None, batch: Any) -> dict[str, Table]:
+        """The user's code raised: what the look saw before it did; without a look, what the traceback of ``error`` holds.
+
+        ``batch``: the arguments of the outermost module, where they are known.
+        """
+        look, want = self._look, self.monitor.keys
+        if look is None and error is not None and not self.blind:
+            look = broken.look_back(error, self.plan.modules, want)
+            if not look.handed.indices and look.handed.pending is None:
+                return {}
+        if look is None or look.error is not None:
+            return {}
+        look.pause()
+        seen = broken.seen_before(look, self.data, batch)
+        found = broken.tables(look, seen, self.data, want)
+        name = self.loss_name(self.plan.owned[0])
+        for number, call in seen.calls.items():
+            if name not in self.losses:
+                self.losses[name] = describe(call, name, None, *self.data.names(number))
+        self._data |= {subject.name: subject for subject in data_subjects(seen)}
+        self.news = True
+        return found
 
     def tables(self, attempt: Attempt) -> dict[str, Table]:
         """The attempt's columns, on the host, as tables."""
@@ -219,20 +238,6 @@ class Sampling:
             return
         columns = kernels.table(buffers, [*kernels.COUNTS, "abs_max"])
         attempt.parts += [("buffer", "nonfinite", columns["nan"] + columns["inf"]), ("buffer", "abs_max", columns["abs_max"])]
-
-    def _modules(self, attempt: Attempt, want: frozenset[str]) -> None:
-        calls, self._calls = self._calls, None
-        if calls is None:
-            return
-        calls.pause()
-        if calls.error is not None:
-            self._give_up(calls.error)
-        if calls.autocast and calls.autocast != self.autocast:
-            self.autocast, self.news = calls.autocast, True
-        table = calls.table()
-        if table is not None:
-            attempt.names["module"] = table.names
-            attempt.constant |= {("module", key): column for key, column in table.columns.items() if f"module.{key}" in want}
 
     def _forward(self, attempt: Attempt, look: Look, want: frozenset[str], batch: Any) -> None:
         assert attempt.norms is not None
