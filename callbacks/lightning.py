@@ -110,7 +110,7 @@ class Diagnostics(Watching, Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The run broke off: nothing of ours may stay, and the files are completed."""
-        self._finish("failed", f"{type(exception).__name__}: {exception}")
+        self._finish("failed", f"{type(exception).__name__}: {exception}", exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The last chance to leave nothing behind."""
@@ -121,13 +121,13 @@ class Diagnostics(Watching, Callback):
                 if _ours(trainer)[0] is self:
                     warnings.warn(f"trainvet: {NO_STEP}", stacklevel=2)
 
-    def _finish(self, status: str, reason: str) -> None:
+    def _finish(self, status: str, reason: str, exception: BaseException | None = None) -> None:
         session = self._session
         if session is None or not self._owner or session.monitor.status != "running":
             return
         try:
             if self._probe is not None and session.alive:
-                for snapshot in self._probe.poll(drain=True):
+                for snapshot in self._probe.broken(exception):
                     session.monitor.observe(round_tables(snapshot))
         except Exception:
             session.monitor.failed("reading the last steps failed")

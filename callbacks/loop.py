@@ -115,9 +115,9 @@ class Watch(Watching):
         if kind is None:
             self._leave("finished", "")
         else:
-            self._leave("failed", f"{kind.__name__}: {error}")
+            self._leave("failed", f"{kind.__name__}: {error}", error)
 
-    def _leave(self, status: str, reason: str) -> None:
+    def _leave(self, status: str, reason: str, error: BaseException | None = None) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -126,8 +126,9 @@ class Watch(Watching):
             return
         if self._probe is not None and session.alive:
             try:
+                last = self._probe.broken(error)
                 self._probe.updated()
-                self._tell(session, self._probe.poll(drain=True))
+                self._tell(session, [*last, *self._probe.poll(drain=True)])
             except TrainingAborted:
                 raise
             except Exception:

@@ -5,25 +5,32 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trainvet.integrations.torch import kernels
-from trainvet.integrations.torch.attempt import Attempt
 from trainvet.integrations.torch.hashes import Hasher, Hashes, Pairs
 from trainvet.integrations.torch.labels import Classes, ignored
 from trainvet.integrations.torch.losses import Call, same
 from trainvet.integrations.torch.moments import Number
 from trainvet.integrations.torch.plan import MEASURABLE
-from trainvet.statistics import Subject, limits_of
+from trainvet.statistics import Subject, Vector, limits_of
 
 PLAIN = ("mean", "std", "min", "max", "abs_mean", "zero_share", "nan", "inf")
 CHANNELS = frozenset({"channel_offset", "channel_std_min", "channel_std_max"})
 Cells = dict[str, Number]
 Place = tuple[str, str]
+
+
+class Columns(Protocol):
+    """Where columns go: an attempt, or what is told when there is none."""
+
+    names: dict[str, tuple[str, ...]]
+    constant: dict[tuple[str, str], Vector]
+    parts: list[tuple[str, str, Tensor]]
 
 
 @dataclasses.dataclass
@@ -47,7 +54,7 @@ class Data:
     # ---- names
 
     def name(self, calls: Sequence[Call]) -> dict[str, Call]:
-        """The first call at each place (function and layer) by its number: "" where there is one place only, ".0", ".1", … where there are several."""
+        """The first call at each place (function and layer) by its number: "" where there is one place, ".0", ".1", … where there are several."""
         first: dict[Place, Call] = {}
         for call in calls:
             first.setdefault(place(call), call)
@@ -65,7 +72,7 @@ class Data:
     # ---- one sampled step
 
     @torch.no_grad()
-    def sample(self, attempt: Attempt, seen: Seen, want: AbstractSet[str]) -> None:
+    def sample(self, attempt: Columns, seen: Seen, want: AbstractSet[str]) -> None:
         """Put the tables of one look into ``attempt``."""
         inputs, labels, outputs = (_of(target, want) for target in ("input", "label", "output"))
         hashes: dict[str, Hashes] = {}
@@ -79,7 +86,7 @@ class Data:
             put(attempt, "output", {f"output{number}": dict(call.numbers) for number, call in seen.calls.items()})
 
     @staticmethod
-    def indices(attempt: Attempt, found: Mapping[str, tuple[Number, Number]], want: AbstractSet[str]) -> None:
+    def indices(attempt: Columns, found: Mapping[str, tuple[Number, Number]], want: AbstractSet[str]) -> None:
         """Smallest and largest index of each embedding, in the rows of table "module", which may hold other modules too."""
         if not found or want.isdisjoint(("module.index_min", "module.index_max")):
             return
@@ -115,7 +122,7 @@ class Data:
 
 
 def named(target: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    """"input" where there is one, else "input.0", "input.1", …"""
+    """ "input" where there is one, else "input.0", "input.1", …"""
     return {target if len(tensors) == 1 else f"{target}.{index}": tensor for index, tensor in enumerate(tensors)}
 
 
@@ -255,7 +262,7 @@ def _of(target: str, want: AbstractSet[str]) -> frozenset[str]:
     return frozenset(key.partition(".")[2] for key in want if key.startswith(f"{target}."))
 
 
-def put(attempt: Attempt, target: str, rows: Mapping[str, Cells], whole: bool = False) -> None:
+def put(attempt: Columns, target: str, rows: Mapping[str, Cells], whole: bool = False) -> None:
     """Rows of a table into ``attempt``: NaN where a row lacks what another one has; what no row has stays absent. ``whole``: empty rows too."""
     rows = {name: cells for name, cells in rows.items() if cells or whole}
     if not rows:

@@ -33,6 +33,7 @@ class Handed:
         self.pending: Call | None = None
         self.embeddings: list[tuple[str, Any, Tensor]] = []
         self.indices: dict[str, tuple[Any, Any]] = {}
+        self.glimpses: dict[str, Tensor] = {}
         self._prediction: Tensor | None = None
         self._outputs = frozenset(key.partition(".")[2] for key in want if key.startswith("output."))
         self._indices = not want.isdisjoint(("module.index_min", "module.index_max"))
@@ -63,6 +64,7 @@ class Handed:
             if name in self.indices:
                 least, most = smaller(self.indices[name][0], least), -smaller(-self.indices[name][1], -most)
             self.indices[name] = least, most
+            self._glimpse(name, least, most)
 
     def returned(self, path: str, module: nn.Module, outputs: Sequence[Tensor]) -> None:
         """A module without parts has returned: its outputs are known by their autograd nodes."""
@@ -73,6 +75,7 @@ class Handed:
 
     # ---- functions
 
+    @torch.no_grad()
     def before(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A loss function is about to be called."""
         self.pending, self._prediction = None, None
@@ -89,6 +92,10 @@ class Handed:
             self._measured.add(place)
             call.numbers = measure(prediction, call.axis, self._outputs) if self._outputs else {}
         self.pending, self._prediction = call, prediction
+        if call.indices and call.label.numel() and call.label.device.type == "cuda":
+            low, high = torch.aminmax(call.label)
+            outside = ((call.label < 0) | (call.label >= call.classes)) & (call.label != call.ignored)
+            self._glimpse("label", low, high, outside.sum())
 
     def after(self, result: Any) -> Tensor | None:
         """The loss function has returned; gives the prediction of a call that is kept."""
@@ -122,6 +129,12 @@ class Handed:
                 call.sample_weights = ((weights != 0) & (weights != 1)).any()  # a mask of zeros and ones weighs nothing
                 return True
         return False
+
+    def _glimpse(self, name: str, *cells: Any) -> None:
+        """Copy device numbers towards the host before a call that may stop the device for good: after its error nothing can be read."""
+        if isinstance(cells[0], Tensor) and cells[0].device.type == "cuda":
+            host = torch.empty(len(cells), dtype=torch.float32, pin_memory=True)
+            self.glimpses[name] = host.copy_(torch.stack([cell.reshape(()).float() for cell in cells]), non_blocking=True)
 
     def _is_made(self, tensor: Tensor) -> bool:
         for candidate in (tensor, tensor._base):

@@ -55,7 +55,7 @@ def origin_of(prediction: Tensor, made: Made) -> Origin:
         if found:
             function = found
             axis = _axis(node, known, steps) if name in ("Softmax", "LogSoftmax") else -1
-            if found == "log_softmax" and name == "Log" or found == "log_sigmoid" and name == "Log":
+            if name == "Log":
                 node = _first(node)
         elif name in THROUGH:
             step, known = _form(node, name, known)
@@ -67,7 +67,7 @@ def origin_of(prediction: Tensor, made: Made) -> Origin:
 
 
 def kind(node: Any) -> str:
-    """"SoftmaxBackward0" -> "Softmax"."""
+    """ "SoftmaxBackward0" -> "Softmax"."""
     return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
 
 
