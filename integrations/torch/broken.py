@@ -69,6 +69,18 @@ def tables(look: Look, seen: Seen, data: Data, want: frozenset[str]) -> dict[str
     return found | _glimpsed(look.handed.glimpses, look.handed.pending, want, found)
 
 
+def explains(found: Mapping[str, Table], look: Look) -> bool:
+    """Was a label or the index of an embedding out of range?"""
+    labels, modules = found.get("label"), found.get("module")
+    if labels is not None and bool((labels.columns.get("out_of_range", np.zeros(1)) > 0).any()):
+        return True
+    if modules is None or "index_min" not in modules.columns or "index_max" not in modules.columns:
+        return False
+    rows = {path or type(module).__name__: module.num_embeddings for path, module, _ in look.handed.embeddings}
+    ranges = zip(modules.names, modules.columns["index_min"].tolist(), modules.columns["index_max"].tolist(), strict=True)
+    return any(low < 0 or high >= rows.get(name, high + 1) for name, low, high in ranges)
+
+
 def _glimpsed(glimpses: Mapping[str, Tensor], pending: Call | None, want: frozenset[str], found: Mapping[str, Table]) -> dict[str, Table]:
     """What was copied to the host before a device call that may have stopped the device."""
     rows = {name: copy.tolist() for name, copy in glimpses.items()}

@@ -150,7 +150,8 @@ class Sampling:
         self.seconds += time.perf_counter() - started
 
     def broken(self, error: BaseException | None, batch: Any) -> dict[str, Table]:
-        """The user's code raised: what the look saw before it did; without a look, what the traceback of ``error`` holds.
+        """The user's code raised: what the look saw before it did; without a look, what the traceback of ``error`` holds. Empty unless an index or
+        a label was out of range.
 
         ``batch``: the arguments of the outermost module, where they are known.
         """
@@ -164,6 +165,8 @@ class Sampling:
         look.pause()
         seen = broken.seen_before(look, self.data, batch)
         found = broken.tables(look, seen, self.data, want)
+        if not broken.explains(found, look):
+            return {}
         name = self.loss_name(self.plan.owned[0])
         for number, call in seen.calls.items():
             if name not in self.losses:
