@@ -181,6 +181,8 @@ class Probe:
         """A loss is about to be differentiated; ``factor`` undoes the trainer's division by accumulation steps, ``scaled`` says that the loss
         scaler has multiplied it already."""
         self.sampling.pause(more=self.known.manual_optimization)
+        if self._sampled:
+            self.sampling.structure.loss(value)
         self._in_forward = False
         value = value.detach()
         scale = self.scaler.scale() if scaled else None
@@ -349,8 +351,8 @@ class Probe:
             return
         if not attempt.sampled:
             return
-        self._tell_news(attempt.step)
         tables = self.sampling.tables(attempt)
+        self._tell_news(attempt.step)
         self._snapshots.append(self.rows.flush(attempt.step, attempt.batch, attempt.epoch, tables))
 
     def _was_held(self, attempt: Attempt) -> None:

@@ -102,6 +102,7 @@ class Sampling:
         started = time.perf_counter()
         owned, want = attempt.owned, self.monitor.keys
         assert attempt.norms is not None
+        self.structure.gradients(attempt)
         attempt.names["gradient"] = owned.names
         attempt.constant["gradient", "present"] = np.array([gradient is not None for gradient in gradients], dtype=np.float64)
         self._columns(attempt, "gradient", gradients, want, attempt.norms)
@@ -177,6 +178,8 @@ class Sampling:
 
     def tables(self, attempt: Attempt) -> dict[str, Table]:
         """The attempt's columns, on the host, as tables."""
+        self.structure.arrived(attempt)
+        self.news, self.structure.news = self.news or self.structure.news, False
         sizes = np.sqrt([max(1, tensor.numel()) for tensor in attempt.owned.tensors])
         tables: dict[str, dict[str, Vector]] = {target: {} for target in attempt.names}
         tables["gradient"] |= {"norm": attempt.host_norms, "rms": attempt.host_norms / sizes}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from trainvet.integrations.torch.attempt import Attempt
+from trainvet.integrations.torch.connections import Connections, TooLongError
 from trainvet.integrations.torch.layers import Wiring, broken_ties, describe_layers, pretrained, shared_modules
 from trainvet.integrations.torch.modules import Calls, Roster
 from trainvet.integrations.torch.plan import Plan
@@ -24,6 +27,7 @@ class Structure:
         self._shared: tuple[str, ...] = ()
         self._ties: tuple[str, ...] = ()
         self._autocast = ""
+        self._connections = Connections(plan.modules)
         self._calls: Calls | None = None
         self._wiring: Wiring | None = None
         self._wired = False
@@ -31,6 +35,9 @@ class Structure:
     def replan(self, plan: Plan) -> None:
         """The plan has changed: the next sampled forward is traced again."""
         self.plan, self._wired = plan, False
+        before, self._connections = self._connections, Connections(plan.modules)
+        before.stop()
+        self._connections.disconnected, self._connections.severed = before.disconnected, before.severed  # until there is a new verdict
         self.roster = Roster(plan.module, plan.modules)
 
     def facts(self) -> dict[str, Any]:
@@ -41,6 +48,8 @@ class Structure:
             "broken_ties": self._ties,
             "autocast": self._autocast,
             "pretrained": self._pretrained,
+            "disconnected": self._connections.disconnected,
+            "severed": self._connections.severed,
         }
 
     def subjects(self) -> tuple[Subject, ...]:
@@ -60,9 +69,12 @@ class Structure:
         if first and not self._wired and self._wiring is None:
             self._wiring = Wiring(self.plan.modules)
             self._wiring.start()
+        if first:
+            self._connections.start()
 
     def pause(self, more: bool = False) -> None:
         """The forward is over; ``more``: another one of the same step may follow without being announced."""
+        self._connections.pause()
         if self._wiring is not None:
             self._wiring.stop()
         if self._calls is not None and not more:
@@ -71,7 +83,26 @@ class Structure:
     def stop(self) -> None:
         """Nothing of ours stays."""
         self.pause()
+        self._connections.stop()
         self._calls = self._wiring = None
+
+    def loss(self, value: Tensor) -> None:
+        """A loss of the step is about to be differentiated, or just was."""
+        try:
+            self._connections.loss(value)
+        except TooLongError:  # too large a graph to be walked beside a training
+            self._connections.stop()
+            self._connections.done = True
+        except Exception as error:
+            self.error = error
+
+    def gradients(self, attempt: Attempt) -> None:
+        """The gradients of an optimizer step are complete."""
+        self._connections.gradients(attempt)
+
+    def arrived(self, attempt: Attempt) -> None:
+        """The numbers of a sampled step are on the host."""
+        self.news = self._connections.arrived(attempt) or self.news
 
     def counted(self, attempt: Attempt, want: frozenset[str]) -> None:
         """The batch is over: the table "module"."""

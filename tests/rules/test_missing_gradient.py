@@ -9,7 +9,7 @@ import pytest
 from tests.series import drive, findings, plan, snapshots
 from trainvet.finding import Severity
 from trainvet.rules.missing_gradient import MissingGradient
-from trainvet.statistics import Optimizer
+from trainvet.statistics import Optimizer, Severance
 
 SHAPES = {"stem.weight": (8, 4), "stem.bias": (8,), "branch.weight": (8, 8), "branch.bias": (8,), "head.weight": (2, 8), "head.bias": (2,)}
 NONE, ZERO = "none", "zero"
@@ -40,7 +40,7 @@ def test_told_at_the_tenth_sample(what, text):
 def test_exactly_all_of_them_in_one_finding_upstream_first():
     (told,) = found(10, head_weight=ZERO, stem_weight=NONE)
     assert told.subjects == ("stem.weight", "head.weight")
-    assert "no gradient at all (1) or only 0" in told.message
+    assert "no gradient (1) or only 0" in told.message
     assert told.fixes[0] == "connect stem.weight to the loss"
 
 
@@ -177,3 +177,39 @@ def test_missing_evidence_is_said():
     healthy = MissingGradient()
     drive(healthy, snapshots(columns=columns(1)), plan(SHAPES))
     assert healthy.missing() == ""
+
+
+# ---- what the autograd graph says
+
+
+def disconnected(*names, severed=(), shapes=SHAPES):
+    return dataclasses.replace(plan(shapes), disconnected=names, severed=severed)
+
+
+def test_a_parameter_without_a_path_to_the_loss_is_told_whatever_was_sampled():
+    (told,) = found(5, facts=disconnected("branch.weight"), branch_weight=NONE)
+    assert (told.message, told.severity) == ("1 of 6 parameters have no path to the loss", Severity.WARNING)
+    (told,) = found(5, facts=disconnected("branch.weight"), branch_weight=ZERO)
+    assert told.evidence["without gradient"] == 1, "zeros that zero_grad(set_to_none=False) left"
+    assert told.fixes[0] == "connect branch.weight to the loss"
+
+
+def test_only_what_has_no_path_is_told_early():
+    (told,) = found(5, facts=disconnected("branch.weight"), branch_weight=NONE, stem_weight=ZERO)
+    assert told.subjects == ("branch.weight",)
+
+
+def test_the_operation_that_cut_it_off_is_the_first_cause():
+    cut = Severance("detach", "net", "model.py:12", ("branch.weight", "branch.bias"))
+    (told,) = found(10, facts=disconnected("branch.weight", "branch.bias", severed=(cut,)), branch_weight=NONE, branch_bias=NONE)
+    assert told.causes[0] == "detach at model.py:12"
+    assert len(told.causes) == 3
+
+
+def test_experts_without_a_path_may_still_be_used_later_unless_they_were_cut_off():
+    shapes = {"stem.weight": (8, 4), "experts.0.weight": (8, 8), "experts.1.weight": (8, 8)}
+    unused = {"experts.1.weight": NONE}
+    assert found(30, shapes, disconnected("experts.1.weight", shapes=shapes), **unused) == []
+    cut = Severance("detach", "", "model.py:12", ("experts.1.weight",))
+    (told,) = found(30, shapes, disconnected("experts.1.weight", severed=(cut,), shapes=shapes), **unused)
+    assert told.subjects == ("experts.1.weight",)

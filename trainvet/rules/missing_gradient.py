@@ -11,7 +11,7 @@ import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.rule import PerSubject, Rows, Rule
-from trainvet.statistics import Facts, Snapshot, Subject
+from trainvet.statistics import Facts, Severance, Snapshot, Subject
 
 
 @dataclasses.dataclass
@@ -19,7 +19,8 @@ class MissingGradient(Rule):
     """
     ## What it checks
     A trainable parameter that an optimizer holds has no gradient, or one that is exactly 0, on each of its first ``patience`` samples (the first
-    10 steps are all sampled). Error for more than ``share`` of the parameters, information where only vectors and scalars are concerned.
+    10 steps are all sampled). One that the loss has no path to, as its autograd graph shows, is told at the 10th step, however few were sampled.
+    Error for more than ``share`` of the parameters, information where only vectors and scalars are concerned.
     ## Why it matters
     It keeps the value it was initialised with; the rest trains, the loss falls, and nothing looks wrong.
     ## What to do
@@ -27,7 +28,8 @@ class MissingGradient(Rule):
     factor that is 0. Freeze what is not meant to train (requires_grad=False, trainable=False), or leave it out of the optimizer.
     ## Known limits
     A parameter with a numbered sibling of the same shape that does receive gradients (experts, layers that are dropped) gets ``conditional`` samples,
-    if something upstream of it learns. Biases directly before a normalisation have a gradient of 0 by nature and do not count.
+    if something upstream of it learns, unless an operation was seen that cut it off. Biases directly before a normalisation have a gradient of 0 by
+    nature and do not count.
     """
 
     code = "GR104"
@@ -48,6 +50,8 @@ class MissingGradient(Rule):
         self._kept = PerSubject(samples=0.0, present=0.0, gradient=0.0, first=-1.0, told=0.0)
         self._total = 0
         self._families: dict[str, tuple[str, ...]] = {}
+        self._disconnected: frozenset[str] = frozenset()
+        self._severed: dict[str, Severance] = {}
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """Which parameters are to learn, and which are numbered siblings of the same shape."""
@@ -58,6 +62,8 @@ class MissingGradient(Rule):
             if subject.trainable and subject.numel and name in facts.owned and not subject.tied_to and subject.role != "bias-before-norm"
         }
         self._rows.choose(chosen)
+        self._disconnected = frozenset(facts.disconnected)
+        self._severed = {name: cut for cut in facts.severed for name in cut.parameters}
         self._total = len(chosen)
         members: dict[tuple[Any, ...], list[str]] = {}
         for name, subject in chosen.items():
@@ -83,10 +89,12 @@ class MissingGradient(Rule):
         kept["present"][rows] = np.maximum(kept["present"][rows], present)
         kept["gradient"][rows] = np.maximum(kept["gradient"][rows], present & ~(self._rows.values(snapshot, "gradient.abs_max") == 0))
         kept["first"][rows] = np.where(kept["first"][rows] < 0, snapshot.step, kept["first"][rows])
-        due = (kept["gradient"][rows] == 0) & (kept["told"][rows] == 0) & (kept["samples"][rows] >= self.patience)
+        due = (kept["gradient"][rows] == 0) & (kept["told"][rows] == 0)
+        due &= (kept["samples"][rows] >= self.patience) | np.array([name in self._disconnected for name in names])
         if due.any():
             late, learning = kept["samples"][rows] >= self.conditional, frozenset(self._where("gradient"))
-            told = [names[row] for row in np.flatnonzero(due).tolist() if late[row] or not self._conditional(names[row], learning)]
+            sure = [(row, late[row] or names[row] in self._severed) for row in np.flatnonzero(due).tolist()]
+            told = [names[row] for row, certain in sure if certain or not self._conditional(names[row], learning)]
             if told:
                 kept["told"][kept.rows(tuple(told))] = 1
                 yield self._found(snapshot.step, self._facts.upstream_first(told))
@@ -102,21 +110,28 @@ class MissingGradient(Rule):
 
     def _found(self, step: int, told: tuple[str, ...]) -> Finding:
         rows, plan = self._kept.rows(told), self._facts.parameters
-        none = int((self._kept["present"][rows] == 0).sum())
+        absent = self._kept["present"][rows] == 0
+        none = sum(bool(never) or name in self._disconnected for never, name in zip(absent.tolist(), told, strict=True))
         lacking = len(set(self._where("told")) - set(self._where("gradient")))
-        what = "no gradient at all" if none == len(told) else "only gradients of 0" if not none else f"no gradient at all ({none}) or only 0"
+        what = (
+            "get no gradient at all" if none == len(told) else "get only gradients of 0" if not none else f"get no gradient at all ({none}) or only 0"
+        )
+        if self._disconnected.issuperset(told):
+            what = "have no path to the loss"
+        cut = dict.fromkeys(self._severed[name] for name in told if name in self._severed)
+        usual = self.causes if 2 * none >= len(told) else self.causes[::-1]
         small = all(len(plan[name].shape) < 2 for name in told)
         much = lacking > self.share * max(1, self._total)
         samples = int(self._kept["samples"][rows].max())
         return self.finding(
             step,
-            f"{len(told)} of {self._total} parameters get {what}",
+            f"{len(told)} of {self._total} parameters {what}",
             first_step=int(self._kept["first"][rows].min()),
             subjects=told,
             severity=Severity.ERROR if much else Severity.INFO if small else Severity.WARNING,
             evidence={"without gradient": none, "only zeros": len(told) - none, "parameters": self._total, "samples": samples},
             threshold=f"{self.patience} samples, {self.conditional} where a sibling learns",
-            causes=self.causes if 2 * none >= len(told) else self.causes[::-1],
+            causes=(*(f"{item.operation} at {item.source or item.module}" for item in cut), *usual),
             fixes=(f"connect {told[0]} to the loss" if none else f"look at what comes after {told[0]}: AC101, or a factor of 0", self.fixes[1]),
         )
 
