@@ -40,7 +40,7 @@ def test_told_at_the_tenth_sample(what, text):
 def test_exactly_all_of_them_in_one_finding_upstream_first():
     (told,) = found(10, head_weight=ZERO, stem_weight=NONE)
     assert told.subjects == ("stem.weight", "head.weight")
-    assert "no gradient (1) or only 0" in told.message
+    assert "no gradient at all (1) or only 0" in told.message
     assert told.fixes[0] == "connect stem.weight to the loss"
 
 
