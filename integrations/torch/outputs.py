@@ -14,6 +14,7 @@ from trainvet.integrations.torch.moments import Number
 from trainvet.statistics import limits_of
 
 BLOCK = 1 << 22  # elements that are reduced at a time
+SMALL = 1 << 14  # elements up to which the call costs more than the work
 CLOSE = 1e-3
 
 
@@ -64,6 +65,9 @@ class _Parts:
         else:
             self._plain(wide)
         want = self.want
+        if wide.device.type == "cpu" and wide.numel() <= SMALL:
+            self._rows_on_host(wide.numpy(), rows.numpy(), first.to(wide.dtype).numpy())
+            return
         if "simplex_share" in want:
             inside = ((rows >= 0) & (rows <= 1)).all(1)
             self._sum("simplex", (inside & ((rows.sum(1) - 1).abs() <= CLOSE)).sum())
@@ -78,6 +82,23 @@ class _Parts:
         if "constant" in want:
             same = (block == first).all()
             self.cells["constant"] = same if "constant" not in self.cells else self.cells["constant"] & same
+
+    def _rows_on_host(self, wide: Any, rows: Any, first: Any) -> None:
+        want = self.want
+        with np.errstate(all="ignore"):
+            if "simplex_share" in want:
+                self._sum("simplex", float(np.count_nonzero((rows.min(1) >= 0) & (rows.max(1) <= 1) & (np.abs(rows.sum(1) - 1) <= CLOSE))))
+            if want & {"log_simplex_share", "log_normalizer"}:
+                top = rows.max(1, keepdims=True)
+                normalizer = (np.where(np.isfinite(top), np.log(np.exp(rows - top).sum(1, keepdims=True)), 0) + top)[:, 0]
+                if "log_simplex_share" in want:
+                    self._sum("log_simplex", float(np.count_nonzero((top[:, 0] <= 0) & (np.abs(np.exp(normalizer) - 1) <= CLOSE))))
+                if "log_normalizer" in want:
+                    self._sum("normalizer", float(np.abs(normalizer).sum()))
+            if "column_error" in want:
+                self._sum("columns", wide.reshape(len(wide), -1).sum(0))
+            if "constant" in want:
+                self.cells["constant"] = bool((wide == first).all()) and self.cells.get("constant", True)
 
     def _plain(self, wide: Tensor) -> None:
         want, count = self.want, wide.numel()
@@ -160,7 +181,7 @@ class _Parts:
             if name in cells:
                 found[key] = cells[name] / count
         if "columns" in cells:
-            found["column_error"] = (cells["columns"] - 1).abs().max()
+            found["column_error"] = abs(cells["columns"] - 1).max()
         if "constant" in cells:
             found["constant"] = cells["constant"] * 1.0 if samples > 1 else 0.0
         for key in self.want:

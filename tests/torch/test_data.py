@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainvet.integrations.torch import labels as labels_module
 from trainvet.integrations.torch.data import plain, structure
 from trainvet.integrations.torch.hashes import SLOTS, Hasher, Pairs
 from trainvet.integrations.torch.labels import Classes, ignored
@@ -102,6 +103,13 @@ def call_of(function: Any, prediction: Tensor, label: Tensor, **arguments: Any) 
     return read[0]
 
 
+@pytest.fixture(params=["host", "device"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels in host memory go through numpy; here also the way of a device."""
+    if request.param == "device":
+        monkeypatch.setattr(labels_module, "_read_host", labels_module._read)
+
+
 def numbers(*calls: Call) -> dict[str, float]:
     """What is told after the last of some calls of one loss."""
     counted = Classes()
@@ -116,6 +124,7 @@ def spread(*counts: float) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
+@pytest.mark.usefixtures("way")
 def test_class_indices_are_counted_over_the_run() -> None:
     first = call_of(F.cross_entropy, normal(6, 4), torch.tensor([0, 0, 0, 1, 1, 2]))
     second = call_of(F.cross_entropy, normal(2, 4), torch.tensor([1, 1]))
@@ -130,6 +139,7 @@ def test_class_indices_are_counted_over_the_run() -> None:
     assert (found["count"], found["min"], found["max"], found["mean_square"]) == (2, 1, 1, 1)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("function", [F.cross_entropy, F.nll_loss])
 def test_labels_that_the_loss_ignores_are_no_labels(function: Any) -> None:
     labels = torch.tensor([[0, 1, -100, -100], [2, -100, -100, -100]])
@@ -142,12 +152,14 @@ def test_labels_that_the_loss_ignores_are_no_labels(function: Any) -> None:
     assert found["out_of_range"] == 5, "another index is ignored, so these have no room"
 
 
+@pytest.mark.usefixtures("way")
 def test_a_batch_of_nothing_but_ignored_labels() -> None:
     found = numbers(call_of(F.cross_entropy, normal(2, 3), torch.full((2,), -100)))
     assert (found["seen"], found["entropy"], found["top_share"], found["out_of_range"]) == (0, 0, 0, 0)
     assert "mean" not in found
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("label", "bad"), [([1, 2, 3], 1), ([-1, 0, 2], 1), ([3, 4, 3], 3), ([0, 1, 2], 0)])
 def test_labels_that_the_loss_has_no_room_for(label: list[int], bad: int) -> None:
     found = numbers(call_of(F.cross_entropy, normal(3, 3), torch.tensor(label)))
@@ -155,6 +167,7 @@ def test_labels_that_the_loss_has_no_room_for(label: list[int], bad: int) -> Non
     assert found["seen"] == 3 - bad
 
 
+@pytest.mark.usefixtures("way")
 def test_labels_of_every_pixel_and_of_no_batch() -> None:
     labels = whole(3, 2, 5, 6)
     found = numbers(call_of(F.cross_entropy, normal(2, 3, 5, 6), labels))
@@ -165,6 +178,7 @@ def test_labels_of_every_pixel_and_of_no_batch() -> None:
     assert numbers(call_of(F.cross_entropy, normal(3), torch.tensor(2)))["seen"] == 1
 
 
+@pytest.mark.usefixtures("way")
 def test_entropy_is_weighted_where_the_loss_weighs_classes() -> None:
     weights = torch.tensor([1.0, 5.0])
     found = numbers(call_of(F.cross_entropy, normal(6, 2), torch.tensor([0, 0, 0, 0, 0, 1]), weight=weights))
@@ -175,6 +189,7 @@ def test_entropy_is_weighted_where_the_loss_weighs_classes() -> None:
     assert binary.weighted
 
 
+@pytest.mark.usefixtures("way")
 def test_one_hot_and_soft_labels() -> None:
     hard = F.one_hot(torch.tensor([0, 1, 1, 1]), 3).float()
     found = numbers(call_of(F.cross_entropy, normal(4, 3), hard))
@@ -188,6 +203,7 @@ def test_one_hot_and_soft_labels() -> None:
     assert found["out_of_range"] == 4
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("shape", [(6,), (6, 1)])
 @pytest.mark.parametrize("function", [F.binary_cross_entropy, F.binary_cross_entropy_with_logits])
 def test_binary_labels_are_two_classes(function: Any, shape: tuple[int, ...]) -> None:
@@ -202,6 +218,7 @@ def test_binary_labels_are_two_classes(function: Any, shape: tuple[int, ...]) ->
     assert (soft["classes"], soft["out_of_range"]) == (2, 0)
 
 
+@pytest.mark.usefixtures("way")
 def test_several_binary_labels_per_sample_are_no_classes() -> None:
     labels = (normal(6, 20) > 1.5).float()
     found = numbers(call_of(F.binary_cross_entropy_with_logits, normal(6, 20), labels))
@@ -209,6 +226,7 @@ def test_several_binary_labels_per_sample_are_no_classes() -> None:
     assert not {"classes", "seen", "entropy", "top_share", "batch_entropy"} & set(found)
 
 
+@pytest.mark.usefixtures("way")
 def test_values_of_a_regression_are_no_classes() -> None:
     labels = 2e5 + 1e4 * normal(6, 1)
     found = numbers(call_of(F.mse_loss, normal(6, 1), labels))
@@ -218,12 +236,14 @@ def test_values_of_a_regression_are_no_classes() -> None:
         assert found[key] == pytest.approx(value, rel=1e-6)
 
 
+@pytest.mark.usefixtures("way")
 def test_targets_made_in_the_step_have_no_classes() -> None:
     call = call_of(F.binary_cross_entropy, normal(6).sigmoid(), torch.ones(6))
     call.target_made = True
     assert set(Classes().add(call, LABEL)) == {"out_of_range"}
 
 
+@pytest.mark.usefixtures("way")
 def test_a_nan_label_does_not_poison_the_counts() -> None:
     clean, bad = (call_of(F.binary_cross_entropy, normal(2).sigmoid(), torch.tensor([0.0, last])) for last in (1.0, math.nan))
     found = numbers(bad, clean)
