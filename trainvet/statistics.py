@@ -95,7 +95,8 @@ class Subject:
     """One thing that is measured: a parameter, buffer, activation, input, label, output or module.
 
     ``depth`` is its place in the traced forward (0 = nearest the input; -1 unknown); ``module`` the dotted module path;
-    ``role`` what an exemption needs to know: "bias", "norm", "embedding", "bias-before-norm", "gate", "output", or "".
+    ``role`` what an exemption needs to know: "bias", "norm", "embedding", "bias-before-norm", "gate", "attention" (a softmax that weighs
+    values), "output", or "".
     ``function`` is the activation function ("relu", "sigmoid", …) for activations. ``unit_axis`` is informative only.
     """
 

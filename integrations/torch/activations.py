@@ -6,9 +6,8 @@ Global module hooks and a function mode stand only while a sampled training forw
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,74 +20,33 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from trainvet.integrations.torch.handed import EMBEDDINGS, FACTORIES, PRODUCTS, Handed
 from trainvet.integrations.torch.losses import KINDS, Call, same, tensors_in
-from trainvet.integrations.torch.moments import SATURATED, Number, on_device, on_host, smaller, usable
+from trainvet.integrations.torch.moments import SATURATED, Number, usable
 from trainvet.integrations.torch.plan import removes_bias
+from trainvet.integrations.torch.sites import LIMITS, Site, same_for_all
+from trainvet.integrations.torch.sites import Windows as Windows
 
 MODULES: dict[type[nn.Module], str] = {
     nn.ReLU: "relu", nn.ReLU6: "relu", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh", nn.GELU: "gelu", nn.SiLU: "silu",
     nn.LeakyReLU: "leaky_relu", nn.ELU: "elu", nn.SELU: "selu", nn.Softmax: "softmax", nn.Softplus: "softplus",
+    nn.PReLU: "prelu",
 }  # fmt: skip
 FUNCTIONS: dict[Any, str] = {
     F.relu: "relu", F.relu6: "relu", torch.relu: "relu", torch.relu_: "relu", Tensor.relu: "relu", Tensor.relu_: "relu",
     F.sigmoid: "sigmoid", torch.sigmoid: "sigmoid", torch.sigmoid_: "sigmoid", Tensor.sigmoid: "sigmoid", Tensor.sigmoid_: "sigmoid",
     F.tanh: "tanh", torch.tanh: "tanh", torch.tanh_: "tanh", Tensor.tanh: "tanh", Tensor.tanh_: "tanh",
+    F.gelu: "gelu", F.silu: "silu", F.leaky_relu: "leaky_relu", F.leaky_relu_: "leaky_relu", F.elu: "elu", F.elu_: "elu", F.selu: "selu",
+    F.selu_: "selu", torch.selu: "selu", torch.selu_: "selu", F.prelu: "prelu", torch.prelu: "prelu", Tensor.prelu: "prelu",
+    F.softmax: "softmax", torch.softmax: "softmax", Tensor.softmax: "softmax",
 }  # fmt: skip
+BENT = frozenset(function for function, name in FUNCTIONS.items() if name in LIMITS and name != "relu")  # judged by their input
+MATRIX_PRODUCTS = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum, torch.baddbmm})
+PASSED_ON = frozenset({F.dropout, Tensor.to, Tensor.type_as, Tensor.contiguous})  # between the softmax of an attention and its product
+FUSED = frozenset({F.scaled_dot_product_attention, F.multi_head_attention_forward})
+GATES = frozenset({*SATURATED, "softmax"})
 CLAMPS = frozenset({torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_, torch.clamp_min, torch.clamp_min_, Tensor.clamp_min, Tensor.clamp_min_})
-WATCHED = frozenset({*FUNCTIONS, *PRODUCTS, *CLAMPS, *KINDS, *FACTORIES})
+WATCHED = frozenset({*FUNCTIONS, *PRODUCTS, *CLAMPS, *KINDS, *FACTORIES, *MATRIX_PRODUCTS, *PASSED_ON, *FUSED})
 CHANNEL_SECOND = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
 WITH_KWARGS: dict[int, bool] = getattr(module_internals, "_global_forward_hooks_with_kwargs", {})
-WINDOW_BATCHES, WINDOW_POSITIONS = 5, 1000
-
-
-@dataclasses.dataclass
-class Site:
-    """One place where an activation is measured. Everything grows over the calls of one step: ``mean`` and ``spread`` (the sum of squared
-    deviations from it) over ``elements``, ``sums`` the counts, ``low`` and ``high`` the extremes. Device scalars; on CPU host numbers."""
-
-    name: str
-    module: str
-    module_type: str
-    function: str
-    depth: int
-    shape: tuple[int, ...]
-    role: str = ""
-    elements: int = 0
-    mean: Number = 0.0
-    spread: Number = 0.0
-    sums: dict[str, Number] = dataclasses.field(default_factory=dict)
-    low: Number = math.inf
-    high: Number = -math.inf
-    unit_max: Tensor | None = None
-    positions: int = 0
-
-
-@dataclasses.dataclass
-class Window:
-    """The running per-unit maximum of a ReLU site over a window of samples."""
-
-    high: Tensor
-    batches: int = 0
-    positions: int = 0
-
-
-class Windows:
-    """Per-site windows, kept between samples. One closes after 5 batches and 1,000 positions; then the next begins."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, Window] = {}
-
-    @torch.no_grad()
-    def update(self, site: Site) -> tuple[Tensor, int, int]:
-        """The share of units never above 0 in the present window (0-d, device), and its batches and positions so far."""
-        assert site.unit_max is not None
-        window = self._open.get(site.name)
-        closed = window is not None and window.batches >= WINDOW_BATCHES and window.positions >= WINDOW_POSITIONS
-        if window is None or closed or window.high.shape != site.unit_max.shape:
-            window = self._open[site.name] = Window(torch.full_like(site.unit_max, -torch.inf))
-        window.high = torch.fmax(window.high, site.unit_max)
-        window.batches += 1
-        window.positions += site.positions
-        return (window.high <= 0).float().mean(), window.batches, window.positions
 
 
 class Look:
@@ -111,6 +69,9 @@ class Look:
         self.calls: list[Call] = self.handed.calls
         self.entered: tuple[Any, ...] = ()
         self.before_norm: set[str] = set()
+        self.fused_attention = False
+        self._given: Tensor | None = None
+        self._steady: dict[int, tuple[weakref.ref[Tensor], Number]] = {}
         self._stack: list[str] = []
         self._depth = 0
         self._made: set[int] = set()
@@ -139,7 +100,7 @@ class Look:
         if self._entered and _get_current_function_mode() is self._mode:
             self._mode.__exit__(None, None, None)
             self._entered = False
-        self._gates, self._last = {}, None
+        self._gates, self._last, self._given, self._steady = {}, None, None, {}
         self._stack = []
         self.handed.forget()
 
@@ -175,6 +136,18 @@ class Look:
         if self.error is None and torch._C._current_graph_task_id() == -1:
             self._guarded(self.handed.before, function, args, kwargs)
 
+    def bending(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], in_place: bool) -> None:
+        """A function that is judged by its input is about to be called, and may overwrite it."""
+        if self.error is None and torch._C._current_graph_task_id() == -1:
+            self._guarded(self._keep, args, kwargs, in_place)
+
+    def _keep(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], in_place: bool) -> None:
+        given = args[0] if args else kwargs.get("input")
+        if not isinstance(given, Tensor) or not usable(given) or "dead_share" not in self.want:
+            return
+        in_place = in_place or bool(kwargs.get("inplace")) or any(item is True for item in args[1:])
+        self._given = given.detach().clone() if in_place else given.detach()
+
     def _guarded(self, look: Callable[..., None], *given: Any) -> None:
         started = time.perf_counter()
         try:
@@ -188,12 +161,7 @@ class Look:
         """A torch function was called in the forward (not inside one of our own reductions)."""
         if function not in WATCHED or self.error is not None or torch._C._current_graph_task_id() != -1:
             return
-        started = time.perf_counter()
-        try:
-            self._function(function, args, kwargs, result)
-        except Exception as error:
-            self._give_up(error)
-        self.seconds += time.perf_counter() - started
+        self._guarded(self._function, function, args, kwargs, result)
 
     def _give_up(self, error: Exception) -> None:
         self.error = error
@@ -225,8 +193,11 @@ class Look:
             axis = self._axis(module, shown)
             order = self.order.setdefault(path, self._depth)
             site = self._site(path or type(module).__name__, path, type(module).__name__, function, order, shown)
-            self._reduce(site, shown, axis)
-            if function in SATURATED:
+            given = args[0] if args and isinstance(args[0], Tensor) else None
+            if function in LIMITS and self._given is not None:
+                given, self._given = self._given, None
+            self._reduce(site, shown, axis, given, getattr(module, "dim", None))
+            if function in GATES:
                 self._gates[id(shown)] = shown, site
             self._last = (shown, path, module)
 
@@ -239,10 +210,15 @@ class Look:
             return
         if self.handed.other(function, args, result):
             return
-        if function in PRODUCTS:
-            for argument in args[:2]:
-                if id(argument) in self._gates and not self._gates[id(argument)][1].role:
-                    self._gates[id(argument)][1].role = "gate"
+        if function in FUSED:
+            self.fused_attention = True
+            return
+        if function in PASSED_ON:
+            if args and id(args[0]) in self._gates and isinstance(result, Tensor):
+                self._gates[id(result)] = result, self._gates[id(args[0])][1]
+            return
+        if function in PRODUCTS or function in MATRIX_PRODUCTS:
+            self._multiplied(args, "gate" if function in PRODUCTS else "attention")
             return
         name = FUNCTIONS.get(function) or self._clamp(function, args, kwargs)
         if name is None or not isinstance(result, Tensor) or not result.is_floating_point() or not usable(result):
@@ -256,17 +232,27 @@ class Look:
         site = self._site(label if count == 0 else f"{label}#{count}", path, "function", name, self._depth, result)
         self._depth += 1
         last = self._last[2] if self._last is not None else None
-        self._reduce(site, result, 1 if result.dim() > 2 and isinstance(last, CHANNEL_SECOND) else -1)
-        if name in SATURATED:
+        given, self._given = args[0] if self._given is None and args else self._given, None
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None) if name == "softmax" else None
+        self._reduce(site, result, 1 if result.dim() > 2 and isinstance(last, CHANNEL_SECOND) else -1, given, dim)
+        if name in GATES:
             self._gates[id(result)] = result, site
 
     def finish(self) -> None:
-        """After the forward: a sigmoid or tanh that nothing follows is the model's output."""
+        """After the forward: a sigmoid, tanh or softmax that nothing follows is the model's output."""
         last = max(self.sites.values(), key=lambda site: site.depth, default=None)
-        if last is not None and last.function in SATURATED and not last.role:
+        if last is not None and last.function in GATES and not last.role:
             last.role = "output"
 
     # ---- inside
+
+    def _multiplied(self, args: tuple[Any, ...], role: str) -> None:
+        """A product: a sigmoid, tanh or softmax in it weighs the other factor."""
+        for argument in args:
+            for factor in argument if isinstance(argument, list | tuple) else (argument,):
+                _, site = self._gates.get(id(factor), (None, None))
+                if site is not None and not site.role and (role == "gate" or site.function == "softmax"):
+                    site.role = role
 
     def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for _, tensor in tensors_in((args, kwargs)):
@@ -278,7 +264,7 @@ class Look:
     def _site(self, name: str, path: str, kind: str, function: str, depth: int, tensor: Tensor) -> Site:
         site = self.sites.get(name)
         if site is None:
-            site = self.sites[name] = Site(name, path, kind, function, depth, tuple(tensor.shape))
+            site = self.sites[name] = Site(name, path, kind, function, depth, tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
         return site
 
     def _axis(self, module: nn.Module, tensor: Tensor) -> int:
@@ -296,49 +282,33 @@ class Look:
         high = kwargs.get("max", args[2] if len(args) > 2 else None)
         return "relu" if high is None and isinstance(low, int | float) and low == 0 else None
 
-    def _reduce(self, site: Site, tensor: Tensor, axis: int) -> None:
-        tensor = tensor.detach()
+    @torch.no_grad()
+    def _reduce(self, site: Site, tensor: Tensor, axis: int, given: Any = None, dim: int | None = None) -> None:
         if not tensor.numel() or not self.want:
             return
-        wide = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-        mean, spread, low, high, new = (on_host if wide.device.type == "cpu" else on_device)(wide, site.function, self.want)
-        before, count = site.elements, wide.numel()
-        site.elements += count
-        if before:  # Chan, Golub and LeVeque: means and spreads of two parts put together
-            spread = site.spread + spread + (mean - site.mean) * (mean - site.mean) * (before * count / site.elements)
-            mean = site.mean + (mean - site.mean) * (count / site.elements)
-            low, high = smaller(site.low, low), -smaller(-site.high, -high)
-        site.mean, site.spread, site.low, site.high = mean, spread, low, high
-        for key, value in new.items():
-            site.sums[key] = site.sums[key] + value if key in site.sums else value
-        if site.function == "relu" and "dead_share" in self.want and wide.dim():
-            axis = axis % wide.dim()
-            top = wide.amax(dim=[dim for dim in range(wide.dim()) if dim != axis]) if wide.dim() > 1 else wide
-            same_units = site.unit_max is not None and site.unit_max.shape == top.shape
-            site.unit_max = torch.fmax(site.unit_max, top) if same_units and site.unit_max is not None else top
-            site.positions += wide.numel() // wide.shape[axis]
+        given = given if isinstance(given, Tensor) and usable(given) else None
+        site.add(tensor, axis, self.want, given, dim)
+        if "constant" in self.want:
+            constant = self._constant(tensor, given)
+            site.constant = constant if site.constant is None else site.constant * constant
+
+    def _constant(self, tensor: Tensor, given: Tensor | None) -> Number:
+        """Did all samples give the same? Not where they were given the same from outside, such as positions in a sequence."""
+        constant = same_for_all(tensor)
+        if given is None or (isinstance(constant, float) and not constant):
+            return constant
+        kept, steady = self._steady.get(id(given), (None, 0.0))
+        steady = steady if kept is not None and kept() is given else 0.0 if given.requires_grad else same_for_all(given)
+        self._steady[id(tensor)] = weakref.ref(tensor), constant * steady
+        return constant * (1 - steady)
 
     @torch.no_grad()
     def columns(self, windows: Windows) -> tuple[tuple[str, ...], dict[str, list[Number]]]:
         """Site names in depth order and the wanted statistics, device scalars or host numbers."""
-        sites = sorted(self.sites.values(), key=lambda site: site.depth)
-        sites = [site for site in sites if site.elements]
-        columns: dict[str, list[Number]] = {}
-        for site in sites:
-            count, sums = site.elements, site.sums
-            variance = site.spread / count
-            cell: dict[str, Number] = {"mean": site.mean, "std": variance**0.5, "rms": (variance + site.mean * site.mean) ** 0.5}
-            cell |= {"min": site.low, "max": site.high, "abs_max": -smaller(site.low, -site.high)}
-            cell |= {key: sums[key] for key in ("nan", "inf") if key in sums}
-            if "zero" in sums:
-                cell["zero_share"] = sums["zero"] / count
-            cell["saturated_share"] = sums["saturated"] / count if "saturated" in sums else 0.0
-            cell |= {"dead_share": 0.0, "batches": 0.0, "positions": 0.0}
-            if site.unit_max is not None:
-                cell["dead_share"], cell["batches"], cell["positions"] = windows.update(site)
-            for key in self.want:
-                columns.setdefault(key, []).append(cell.get(key, 0.0))
-        return tuple(site.name for site in sites), columns
+        sites = [site for site in sorted(self.sites.values(), key=lambda site: site.depth) if site.elements]
+        batch = next((tensor.shape[0] for tensor in self.inputs if tensor.dim()), 0)
+        cells = [site.cell(windows, batch) for site in sites]
+        return tuple(site.name for site in sites), {key: [cell.get(key, 0.0) for cell in cells] for key in self.want} if cells else {}
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -351,6 +321,8 @@ class _FunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if self.look is not None and func in KINDS:
             self.look.losing(func, args, kwargs or {})
+        if self.look is not None and func in BENT:
+            self.look.bending(args, kwargs or {}, func.__name__.endswith("_"))
         result = func(*args, **(kwargs or {}))
         if self.look is not None:
             self.look.function(func, args, kwargs or {}, result)

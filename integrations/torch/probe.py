@@ -128,6 +128,9 @@ class Probe:
         if self._compiled or self.sampling.blind:
             reason = self.sampling.blind or "the module is compiled: hooks attached now would not run"
             unobservable |= dict.fromkeys(("activation", "input", "label", "output", "module", "validation_input", "validation_module"), reason)
+        if self.sampling.hidden_attention:
+            reason = "attention computes its softmax inside one call (scaled_dot_product_attention, nn.MultiheadAttention)"
+            unobservable |= {"activation.entropy": reason, "activation.input_abs_max": reason}
         if not self.scaler:
             unobservable |= {"run.loss_scale": "no loss scaler in use"}
             if self.guard is None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trainvet.integrations.torch import broken, host, kernels
 from trainvet.integrations.torch.activations import Look, Windows
 from trainvet.integrations.torch.attempt import Attempt
+from trainvet.integrations.torch.buffers import Buffers
 from trainvet.integrations.torch.data import Data, Seen, named, place
 from trainvet.integrations.torch.data import subjects as data_subjects
 from trainvet.integrations.torch.losses import describe, same, tensors_in
@@ -45,6 +46,8 @@ class Sampling:
         self._windows = Windows()
         self._look: Look | None = None
         self.structure = Structure(plan)
+        self.fused_attention = False
+        self._memory = Buffers()
         self._traced = False
         self._sites: dict[str, Subject] = {}
         self._data: dict[str, Subject] = {}
@@ -62,6 +65,11 @@ class Sampling:
         self._embeddings = self._find_embeddings()
         self.structure.replan(plan)
         self.news = True
+
+    @property
+    def hidden_attention(self) -> bool:
+        """Does all attention that was seen compute its softmax inside one call?"""
+        return self.fused_attention and not any(site.role == "attention" for site in self._sites.values())
 
     def loss_name(self, owned: Owned) -> str:
         """The name of the loss that an optimizer minimises."""
@@ -234,16 +242,7 @@ class Sampling:
         self.plan.refresh_buffers()
         if not self.plan.buffers:
             return
-        attempt.names["buffer"] = tuple(self.plan.buffers)
-        buffers: list[Tensor | None] = list(self.plan.buffers.values())
-        values = host.arrays(buffers)
-        if values is not None:
-            found = host.table(values, [*kernels.COUNTS, "abs_max"], host.norms(values))
-            attempt.constant["buffer", "nonfinite"] = found["nan"] + found["inf"]
-            attempt.constant["buffer", "abs_max"] = found["abs_max"]
-            return
-        columns = kernels.table(buffers, [*kernels.COUNTS, "abs_max"])
-        attempt.parts += [("buffer", "nonfinite", columns["nan"] + columns["inf"]), ("buffer", "abs_max", columns["abs_max"])]
+        self._memory.measure(attempt, self.plan.buffers, want)
 
     def _forward(self, attempt: Attempt, look: Look, want: frozenset[str], batch: Any) -> None:
         assert attempt.norms is not None
@@ -288,6 +287,7 @@ class Sampling:
 
     def _learn(self, look: Look, seen: Seen, batch: Any) -> None:
         """What a look teaches about structure: depths, sites, the loss, and where data sit in the batch."""
+        self.fused_attention = self.fused_attention or look.fused_attention
         fresh = [site for site in look.sites.values() if site.name not in self._sites]
         if self._traced and not fresh:
             return
@@ -300,6 +300,7 @@ class Sampling:
                 site.depth,
                 site.shape,
                 trainable=False,
+                dtype=site.dtype,
                 role=site.role,
                 function=site.function,
             )
