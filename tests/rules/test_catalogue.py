@@ -125,7 +125,7 @@ def test_impossible_settings_are_refused(kind):
 @every
 def test_a_misspelt_name_is_answered_with_the_right_one(kind):
     name = defect(kind)
-    for wrong in (name[:-1], name.replace("-", "--", 1), name[0] + name[2:]):
+    for wrong in {name[:-1], name.replace("-", "--", 1), name[0] + name[2:]} - {name}:
         with pytest.raises(ValueError, match=rf"unknown rule .* did you mean .*{name}"):
             resolve(wrong)
     with pytest.raises(ValueError, match=rf"did you mean .*{kind.code[:2]}\d"):
