@@ -71,7 +71,7 @@ class MisusedLossScaler(Rule):
     def _tell(self, key: str, message: str, threshold: str, cause: str, fix: str, step: int = 0, **evidence: float) -> Iterable[Finding]:
         if key not in self._told:
             self._told.add(key)
-            shown = {name.replace("_", " "): value for name, value in evidence.items()} or {"type": self._type}
+            shown: dict[str, float | str] = {name.replace("_", " "): value for name, value in evidence.items()} or {"type": self._type}
             yield self.finding(
                 step,
                 message,
@@ -100,8 +100,8 @@ class MisusedLossScaler(Rule):
             while len(kept) >= self.steps:
                 full.append((int(kept[self.steps - 1][0]), f"{value:g}", [product for _, product in kept[: self.steps]]))
                 del kept[: self.steps]
-        for step, scale, products in sorted(full):
-            yield from self._judge(step, scale, np.array(products))
+        for step, under, products in sorted(full):
+            yield from self._judge(step, under, np.array(products))
 
     def _judge(self, step: int, scale: str, products: Vector) -> Iterable[Finding]:
         """``products`` of one scale: are they one number, and the threshold, or that of another scale?"""
