@@ -50,6 +50,8 @@ class Data:
         self._hasher = Hasher()
         self._pairs = Pairs()
         self._classes: dict[str, Classes] = {}
+        self._want: AbstractSet[str] = frozenset()
+        self._wanted: tuple[frozenset[str], ...] = (frozenset(),) * 3
 
     # ---- names
 
@@ -74,7 +76,9 @@ class Data:
     @torch.no_grad()
     def sample(self, attempt: Columns, seen: Seen, want: AbstractSet[str]) -> None:
         """Put the tables of one look into ``attempt``."""
-        inputs, labels, outputs = (_of(target, want) for target in ("input", "label", "output"))
+        if want != self._want:
+            self._want, self._wanted = want, tuple(_of(target, want) for target in ("input", "label", "output"))
+        inputs, labels, outputs = self._wanted
         hashes: dict[str, Hashes] = {}
         if inputs & {"fingerprint"} or labels & {"pairs", "contradictions"}:
             hashes = {name: self._hasher.samples(tensor) for name, tensor in seen.inputs.items() if tensor.dim()}
@@ -270,9 +274,9 @@ def put(attempt: Columns, target: str, rows: Mapping[str, Cells], whole: bool = 
     attempt.names[target] = tuple(rows)
     for statistic in dict.fromkeys(key for cells in rows.values() for key in cells):
         column = [cells.get(statistic, np.nan) for cells in rows.values()]
-        if all(not isinstance(cell, Tensor) or cell.device.type == "cpu" for cell in column):
-            attempt.constant[target, statistic] = np.array([float(cell) for cell in column])
+        home = next((cell.device for cell in column if isinstance(cell, Tensor) and cell.device.type != "cpu"), None)
+        if home is None:
+            attempt.constant[target, statistic] = np.array(column, dtype=np.float64)
             continue
-        home = next(cell for cell in column if isinstance(cell, Tensor))
-        wide = [cell.to(home.device, torch.float32) if isinstance(cell, Tensor) else home.new_full((), cell, dtype=torch.float32) for cell in column]
-        attempt.parts.append((target, statistic, torch.stack([cell.reshape(()) for cell in wide])))
+        wide = [torch.as_tensor(cell, dtype=torch.float32, device=home).reshape(()) for cell in column]
+        attempt.parts.append((target, statistic, torch.stack(wide)))
