@@ -84,7 +84,7 @@ MEANING: dict[str, str] = {
     "activation.saturated_share": "share of elements whose slope is below 5 % of its maximum (sigmoid, tanh)",
     "activation.positions": "positions per unit seen in the current window (batch times other dimensions)",
     "activation.batches": "sampled batches in the current window",
-    "activation.constant": "1 where all samples of the batch (two or more) gave the same output",
+    "activation.constant": "1 where all samples of the batch (two or more) gave the same output, unless what the data do not reach (positions)",
     "activation.entropy": "softmax only: mean entropy of a row over the logarithm of the entries it may choose from (exact zeros cannot be chosen)",
     "activation.input_abs_max": "softmax only: largest absolute finite value of what it is given",
     # buffers
