@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainvet.integrations.torch import labels as labels_module
-from trainvet.integrations.torch.data import plain, structure
+from trainvet.integrations.torch.data import _masked, plain, structure
 from trainvet.integrations.torch.hashes import SLOTS, Hasher, Pairs
 from trainvet.integrations.torch.labels import Classes, ignored
 from trainvet.integrations.torch.losses import Call, read_call
+from trainvet.integrations.torch.outputs import measure
 from trainvet.statistics import MEANING
 
 LABEL = frozenset(key.split(".")[1] for key in MEANING if key.startswith("label."))
+OUTPUT = frozenset(key.split(".")[1] for key in MEANING if key.startswith("output."))
 INPUT = frozenset(key.split(".")[1] for key in MEANING if key.startswith("input.")) | {"share[0.0,1.0]"}
 
 
@@ -320,6 +322,51 @@ def test_the_table_of_samples_is_bounded() -> None:
         x = hasher.samples(torch.arange(index * 500, index * 500 + 500))
         assert pairs.add([x], x) == (0, 0)
     assert len(pairs._seen) == SLOTS
+
+
+# ---- a device
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_device_is_not_waited_for(name: str) -> None:
+    """Meta tensors have no values: whatever reads one on the host raises."""
+    far = INPUTS[name].to("meta")
+    found = plain(far, INPUT) | structure(far, INPUT)
+    assert all(value.dim() == 0 for value in found.values() if isinstance(value, Tensor))
+    hasher, pairs = Hasher(), Pairs()
+    hashes = hasher.samples(far)
+    assert hasher.fingerprint(hashes).shape == ()  # type: ignore[union-attr]
+    for _ in range(2):
+        assert [cell.shape for cell in pairs.add([hashes], hashes)] == [(), ()]  # type: ignore[union-attr]
+
+
+FAR: dict[str, tuple[Any, Tensor, Tensor]] = {
+    "classes": (F.cross_entropy, normal(6, 4), whole(4, 6)),
+    "tokens": (F.nll_loss, normal(6, 4, 5), whole(4, 6, 5)),
+    "soft": (F.cross_entropy, normal(6, 4), normal(6, 4).softmax(1)),
+    "binary": (F.binary_cross_entropy_with_logits, normal(6), whole(2, 6).float()),
+    "several": (F.binary_cross_entropy, normal(6, 3).sigmoid(), whole(2, 6, 3).float()),
+    "values": (F.mse_loss, normal(6, 1), normal(6, 1)),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_labels_and_predictions_on_a_device_are_not_waited_for(name: str) -> None:
+    function, prediction, label = FAR[name]
+    call = call_of(function, prediction.to("meta"), label.to("meta"))
+    counted = Classes()
+    for _ in range(2):
+        found = plain(call.label, LABEL, ignored(call)) | counted.add(call, LABEL) | measure(prediction.to("meta"), call.axis, OUTPUT)
+        assert len(found) > 15
+        assert all(value.dim() == 0 for value in found.values() if isinstance(value, Tensor))
+
+
+def test_what_is_ignored_on_a_device_is_left_out_as_on_the_host() -> None:
+    label = torch.tensor([[0, 1, -100], [2, 0, -100]])
+    names = [name for name in LABEL if name in plain(label, LABEL) and name != "count"] + ["share[0.0,1.0]"]
+    masked = _masked(label.float(), label != -100, names)
+    host = plain(label, {*names}, label == -100)
+    assert {key: float(value) for key, value in masked.items()} == pytest.approx(host)
 
 
 # ---- embeddings
