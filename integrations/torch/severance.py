@@ -128,7 +128,7 @@ class Tracer:
             self._left |= marks
             if given:
                 self._cut(name.strip("_"), given, grad).outside = True
-        elif given and outputs and (name in FLAT or not any(tensor.requires_grad for tensor in outputs)):
+        elif given and outputs and (name in FLAT or kwargs.get("rounding_mode") or not any(tensor.requires_grad for tensor in outputs)):
             marks |= self._cut(_shown(name, outputs), given, grad).bit
         if marks:
             for tensor in outputs or tensors[:1]:  # what returns nothing has written into its first argument
