@@ -85,7 +85,11 @@ class Data:
         if inputs:
             put(attempt, "input", {name: self._input(name, tensor, seen, hashes, inputs) for name, tensor in seen.inputs.items()})
         if labels:
-            put(attempt, "label", {f"label{number}": self._label(number, call, hashes, labels) for number, call in seen.calls.items() if data(call)})
+            put(
+                attempt,
+                "label",
+                {f"label{number}": self._label(number, call, hashes, labels) for number, call in seen.calls.items() if labelled(call)},
+            )
         if outputs:
             put(attempt, "output", {f"output{number}": dict(call.numbers) for number, call in seen.calls.items()})
 
@@ -135,7 +139,7 @@ def place(call: Call) -> Place:
     return call.function, call.origin.layer
 
 
-def data(call: Call) -> bool:
+def labelled(call: Call) -> bool:
     """Has the call a label whose numbers can be measured?"""
     return bool(call.label.numel()) and call.label.layout is torch.strided and not call.label.is_complex()
 
@@ -147,7 +151,7 @@ def subjects(seen: Seen) -> list[Subject]:
         fed = next((path for path, _, index in seen.embeddings if same(index, tensor)), None)
         found.append(_subject(name, "input", tensor.shape, tensor.dtype, "" if fed is None else fed, "" if fed is None else "embedding"))
     for number, call in seen.calls.items():
-        if data(call):
+        if labelled(call):
             found.append(_subject(f"label{number}", "label", call.label.shape, call.label.dtype))
         output = _subject(f"output{number}", "output", call.shape, call.dtype, call.origin.layer)
         found.append(dataclasses.replace(output, function=call.origin.function))

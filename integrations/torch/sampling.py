@@ -13,7 +13,7 @@ from trainvet.integrations.torch import broken, host, kernels
 from trainvet.integrations.torch.activations import Look, Windows
 from trainvet.integrations.torch.attempt import Attempt
 from trainvet.integrations.torch.buffers import Buffers
-from trainvet.integrations.torch.data import Data, Seen, named, place
+from trainvet.integrations.torch.data import Data, Seen, labelled, named, place
 from trainvet.integrations.torch.data import subjects as data_subjects
 from trainvet.integrations.torch.losses import describe, same, tensors_in
 from trainvet.integrations.torch.plan import Owned, Plan, Sketch
@@ -289,7 +289,8 @@ class Sampling:
         """What a look teaches about structure: depths, sites, the loss, and where data sit in the batch."""
         self.fused_attention = self.fused_attention or look.fused_attention
         fresh = [site for site in look.sites.values() if site.name not in self._sites]
-        if self._traced and not fresh:
+        known = {**seen.inputs, **{f"label{number}": call.label for number, call in seen.calls.items() if labelled(call)}}
+        if self._traced and not fresh and self._data.keys() >= known.keys():
             return
         for site in fresh:
             self._sites[site.name] = Subject(
@@ -307,9 +308,8 @@ class Sampling:
         self._data |= {subject.name: subject for subject in data_subjects(seen)}
         self.plan.depth |= look.order
         self.plan.before_norm |= look.before_norm
-        known = {**seen.inputs, **{f"label{number}": call.label for number, call in seen.calls.items()}}
         for path, tensor in tensors_in(batch):
-            for label, other in known.items():
-                if same(tensor, other):
-                    self.paths[path] = label
+            label = next((label for label, other in known.items() if same(tensor, other)), None)
+            if label is not None:
+                self.paths[path] = label
         self._traced = self.news = True

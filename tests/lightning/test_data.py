@@ -279,3 +279,26 @@ def test_a_label_out_of_range_is_told_though_the_loss_raises(tmp_path: Path) -> 
     assert final.step == 0
     assert float(final.values("label.out_of_range", ("label",))[0]) > 0
     assert facts(seen).losses[0].classes == 3
+
+
+def test_a_loss_that_joins_later_has_a_name_of_its_own_and_changes_no_other(tmp_path: Path) -> None:
+    def loss(net: nn.Module, batch: Any) -> Tensor:
+        kind, size = net(batch[0])
+        whole = F.cross_entropy(kind, batch[1])
+        return whole + F.mse_loss(size[:, 0], batch[0][:, 0]) if float(batch[0][0, 0]) > 0 else whole
+
+    seen = run(tmp_path, Heads(), loss, batches(rows(8, 6, 3), 8))
+    told = {name for row in seen.sampled("output.std").values() for name in row}
+    assert told == {"output", "output.1"}
+    assert {"output", "output.1"} <= set(facts(seen).of("output"))
+    assert facts(seen).losses[0].output == "output"
+    assert len(seen.plans) <= 4
+
+
+def test_an_empty_label_is_no_news(tmp_path: Path) -> None:
+    def loss(net: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(net(batch[0]), batch[1]) + F.mse_loss(net(batch[0][:0]), torch.zeros(0, 3), reduction="sum")
+
+    seen = run(tmp_path, NET, loss, batches(rows(8, 6, 3), 8))
+    assert len(seen.plans) <= 4
+    assert math.isfinite(next(iter(last(seen, "label.entropy").values())))
