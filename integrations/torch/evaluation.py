@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainvet.integrations.torch.activations import Look
+from trainvet.integrations.torch.data import named
 from trainvet.integrations.torch.losses import KINDS, same
 from trainvet.integrations.torch.modules import BATCH_NORM, Calls, Roster
 from trainvet.integrations.torch.moments import Number, on_device, on_host, smaller, usable
@@ -104,10 +105,11 @@ class Evaluation:
         self._calls.pause()
         look.pause()
         try:
-            inputs = [tensor for tensor in look.inputs if not any(same(tensor, label) for label in look.labels)]
-            for index, tensor in enumerate(inputs):
-                if tensor.dtype is not torch.bool and tensor.numel() and usable(tensor) and not tensor.is_complex():
-                    self._inputs.setdefault("input" if len(inputs) == 1 else f"input.{index}", Pooled()).add(tensor)
+            usual = [tensor for tensor in look.inputs if tensor.dtype is not torch.bool]
+            inputs = [tensor for tensor in usual if not any(same(tensor, label) for label in look.labels)]
+            for name, tensor in named("input", inputs or usual).items():  # the names they have in training
+                if tensor.numel() and usable(tensor) and not tensor.is_complex():
+                    self._inputs.setdefault(name, Pooled()).add(tensor)
         finally:
             look.stop()
         self._batches += 1
