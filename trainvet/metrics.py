@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,17 +81,16 @@ class Metrics:
     def __init__(self) -> None:
         self.of: dict[str, Course] = {}
 
-    def add(self, snapshot: Snapshot) -> list[str]:
-        """Take over the snapshot's values; the names of the metrics that have a new one."""
-        fresh = []
-        for name, track in snapshot.tracks("metric.value").items():
-            sign = direction(name)
-            if sign:
-                course = self.of.setdefault(name, Course())
-                for step, value in zip(track.steps.tolist(), track.values.tolist(), strict=True):
-                    course.add(step, value, sign)
-                fresh.append(name)
-        return fresh
+    def add(self, snapshot: Snapshot) -> Iterator[list[str]]:
+        """Take over the snapshot's values step by step; after each step, the names of the metrics that have a new value."""
+        tracks = {name: track for name, track in snapshot.tracks("metric.value").items() if direction(name)}
+        for step in sorted({int(step) for track in tracks.values() for step in track.steps}):
+            fresh = []
+            for name, track in tracks.items():
+                for value in track.values[track.steps == step].tolist():
+                    self.of.setdefault(name, Course()).add(step, value, direction(name))
+                    fresh.append(name)
+            yield fresh
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers by metric."""

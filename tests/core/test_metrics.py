@@ -68,7 +68,7 @@ def test_the_noise_of_a_course():
 def test_metrics_whose_direction_is_unknown_are_left_out_and_the_state_goes_round():
     metrics = Metrics()
     (snapshot,) = snapshots({"metric.value": {"val_loss": [1.0], "lr": [0.1]}})
-    assert metrics.add(snapshot) == ["val_loss"]
+    assert list(metrics.add(snapshot)) == [["val_loss"]]
     other = Metrics()
     other.load_state_dict(json.loads(json.dumps(metrics.state_dict())))
     assert other.of == metrics.of

@@ -59,8 +59,8 @@ class Overfitting(Rule):
         """Take over the losses, then judge every validation loss that has a new value."""
         for _ in self._loss.add(snapshot, "loss.value"):
             pass
-        for name in self._metrics.add(snapshot):
-            if direction(name) < 0 and held_out(name):
+        for fresh in self._metrics.add(snapshot):
+            for name in filter(lambda name: direction(name) < 0 and held_out(name), fresh):
                 course = self._metrics.of[name]
                 now = self._training(course.steps[-1])
                 if course.age == 0 and course.best_count:
