@@ -1,0 +1,135 @@
+"""MO101: modules that do not train, for no reason that is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from trainvet.finding import Finding, Severity
+from trainvet.rule import Rule
+from trainvet.statistics import Facts, Snapshot
+
+
+@dataclasses.dataclass
+class UnexpectedlyFrozen(Rule):
+    """
+    ## What it checks
+    Parameters that require no gradient. A warning where whole modules are frozen, the rest trains, and neither loaded weights nor a finetuning
+    callback explain it; and where the running statistics of a frozen normalisation change on ``patience`` samples. Information otherwise, also
+    when parameters freeze during the run.
+    ## Why it matters
+    A frozen module with random weights passes noise on. A frozen backbone whose running statistics drift is not the one that was loaded.
+    ## What to do
+    Thaw it (`requires_grad_(True)`, `trainable = True`), or load its weights first; put frozen normalisation into evaluation mode.
+    ## Known limits
+    Random features, target networks and teachers are frozen on purpose: a module that repeats a trained one is left alone, others are to be muted.
+    That weights were loaded is seen where biases or running statistics are not at their initial values.
+    """
+
+    code = "MO101"
+    reads: ClassVar[frozenset[str]] = frozenset({"buffer.changed"})
+    causes = ("requires_grad or trainable was switched off and not on again", "the wrong part of the model was frozen")
+    fixes = ("thaw it: module.requires_grad_(True), in Keras layer.trainable = True before compile", "load the weights it is meant to keep")
+
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        self._facts = Facts()
+        self._told: set[str] = set()
+        self._free: set[str] | None = None
+        self._moved: dict[str, int] = {}
+
+    def begin(self, facts: Facts) -> Iterable[Finding]:
+        """Judge the plan; each module is told once."""
+        self._facts = facts
+        parameters = facts.parameters
+        frozen = [name for name, subject in parameters.items() if not subject.trainable]
+        free = {name for name, subject in parameters.items() if subject.trainable}
+        later = [name for name in frozen if self._free is not None and name in self._free]
+        self._free = free if parameters else None
+        whole = {place: names for place, names in frozen_modules(frozen, free).items() if place not in self._told}
+        meant = facts.pretrained or facts.resumed or facts.finetuning or bool(later)
+        for place, names in list(whole.items()):
+            if repeats(place, names, parameters, free):
+                del whole[place]
+        if not whole or not free:
+            return
+        self._told |= set(whole)
+        count = sum(parameters[name].numel for names in whole.values() for name in names)
+        share = count / sum(subject.numel for subject in parameters.values())
+        yield self.finding(
+            0,
+            f"{', '.join(list(whole)[:3])} {'are' if len(whole) > 1 else 'is'} frozen: {share:.0%} of all weights do not train",
+            subjects=tuple(whole),
+            severity=Severity.INFO if meant else Severity.WARNING,
+            evidence={"frozen parameters": sum(map(len, whole.values())), "share of weights": share},
+            threshold="whole modules, with no loaded weights and no finetuning callback",
+            fixes=(f"thaw it: requires_grad_(True) on {next(iter(whole))}, in Keras trainable = True before compile", self.fixes[1]),
+        )
+
+    def check(self, snapshot: Snapshot) -> Iterable[Finding]:
+        """Running statistics of frozen normalisations."""
+        column = snapshot.column("buffer.changed")
+        if column is None:
+            return
+        buffers, parameters = self._facts.of("buffer"), self._facts.parameters
+        due = []
+        for index in np.flatnonzero(column[1] > 0).tolist():
+            name = column[0][index]
+            module = buffers[name].module if name in buffers else name.rpartition(".")[0]
+            own = [subject.trainable for subject in parameters.values() if subject.module == module]
+            if not own or any(own) or name.endswith("num_batches_tracked"):
+                continue
+            self._moved[module] = self._moved.get(module, 0) + 1
+            if self._moved[module] >= self.patience and f"statistics {module}" not in self._told:
+                due.append(module)
+        due = list(dict.fromkeys(due))
+        if due:
+            self._told |= {f"statistics {module}" for module in due}
+            yield self.finding(
+                snapshot.step,
+                f"the running statistics of frozen {due[0]} change" + (f", and of {len(due) - 1} more" if len(due) > 1 else ""),
+                first_step=0,
+                subjects=self._facts.upstream_first(due),
+                severity=Severity.WARNING,
+                evidence={"layers": len(due)},
+                threshold=f"unchanged statistics in frozen layers, {self.patience} samples",
+                causes=("a frozen normalisation layer is left in training mode",),
+                fixes=("put the frozen part into evaluation mode: module.eval(), in Keras call it with training=False",),
+            )
+
+    def missing(self) -> str:
+        """Whether the parameters are known."""
+        return "" if self._facts.parameters else "the model's parameters"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was told and which parameters trained."""
+        return {"told": sorted(self._told), "free": None if self._free is None else sorted(self._free), "moved": dict(self._moved)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._told = set(state["told"])
+        self._free = None if state["free"] is None else set(state["free"])
+        self._moved = {str(name): int(count) for name, count in state["moved"].items()}
+
+
+def frozen_modules(frozen: Iterable[str], free: Iterable[str]) -> dict[str, list[str]]:
+    """The outermost modules all of whose parameters are frozen, with these parameters; single parameters of a module that trains are left out."""
+    alive = {".".join(name.split(".")[:length]) for name in free for length in range(name.count(".") + 1)}
+    found: dict[str, list[str]] = {}
+    for name in frozen:
+        parts = name.split(".")
+        place = next((".".join(parts[:length]) for length in range(1, len(parts)) if ".".join(parts[:length]) not in alive), "")
+        if place:
+            found.setdefault(place, []).append(name)
+    return found
+
+
+def repeats(place: str, names: Iterable[str], parameters: Mapping[str, Any], free: Iterable[str]) -> bool:
+    """Are the frozen shapes those of trained parameters with the same endings (teacher, target network, moving average)?"""
+    shapes = {name: parameters[name].shape for name in free}
+    endings = {name[len(place) :]: parameters[name].shape for name in names}
+    return all(any(other.endswith(ending) and shape == shapes[other] for other in shapes) for ending, shape in endings.items())
