@@ -18,6 +18,7 @@ from torch.nn.modules import module as module_internals
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from trainvet.integrations.torch.by_hand import OPERATIONS
 from trainvet.integrations.torch.handed import EMBEDDINGS, FACTORIES, PRODUCTS, Handed
 from trainvet.integrations.torch.losses import KINDS, Call, same, tensors_in
 from trainvet.integrations.torch.moments import SATURATED, Number, usable
@@ -44,7 +45,7 @@ PASSED_ON = frozenset({F.dropout, Tensor.to, Tensor.type_as, Tensor.contiguous})
 FUSED = frozenset({F.scaled_dot_product_attention, F.multi_head_attention_forward})
 GATES = frozenset({*SATURATED, "softmax"})
 CLAMPS = frozenset({torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_, torch.clamp_min, torch.clamp_min_, Tensor.clamp_min, Tensor.clamp_min_})
-WATCHED = frozenset({*FUNCTIONS, *PRODUCTS, *CLAMPS, *KINDS, *FACTORIES, *MATRIX_PRODUCTS, *PASSED_ON, *FUSED})
+WATCHED = frozenset({*FUNCTIONS, *PRODUCTS, *CLAMPS, *KINDS, *FACTORIES, *OPERATIONS, *MATRIX_PRODUCTS, *PASSED_ON, *FUSED})
 CHANNEL_SECOND = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
 WITH_KWARGS: dict[int, bool] = getattr(module_internals, "_global_forward_hooks_with_kwargs", {})
 
@@ -208,7 +209,7 @@ class Look:
                 if prediction is not None and same(tensor, prediction):
                     site.role = "output"
             return
-        if self.handed.other(function, args, result):
+        if self.handed.other(function, args, kwargs, result):
             return
         if function in FUSED:
             self.fused_attention = True

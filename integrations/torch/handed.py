@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainvet.integrations.torch.by_hand import OPERATIONS, ByHand
 from trainvet.integrations.torch.losses import Call, read_call
 from trainvet.integrations.torch.moments import smaller, usable
 from trainvet.integrations.torch.origins import origin_of
@@ -42,10 +43,12 @@ class Handed:
         self._unreduced: list[tuple[weakref.ref[Tensor], Call]] = []
         self._targets: dict[int, weakref.ref[Tensor]] = {}
         self._measured: set[tuple[str, str]] = set()
+        self._by_hand = ByHand()
 
     def forget(self) -> None:
         """The forward is over: autograd nodes and predictions are let go."""
         self._made, self._unreduced, self._targets, self._prediction = {}, [], {}, None
+        self._by_hand.forget()
 
     # ---- modules
 
@@ -85,17 +88,20 @@ class Handed:
         call, prediction = read
         if not prediction.requires_grad or not prediction.is_floating_point() or not usable(prediction) or not usable(call.label):
             return  # a metric, not a loss
+        self._take(call, prediction)
+        self.pending, self._prediction = call, prediction
+        if call.indices and call.label.numel() and call.label.device.type == "cuda":
+            low, high = torch.aminmax(call.label)
+            outside = ((call.label < 0) | (call.label >= call.classes)) & (call.label != call.ignored)
+            self._glimpse("label", low, high, outside.sum())
+
+    def _take(self, call: Call, prediction: Tensor) -> None:
         call.origin = origin_of(prediction, self._made)
         call.target_made = self._is_made(call.label) or call.label.requires_grad
         place = call.function, call.origin.layer
         if place not in self._measured and len(self._measured) < PLACES:
             self._measured.add(place)
             call.numbers = measure(prediction, call.axis, self._outputs) if self._outputs else {}
-        self.pending, self._prediction = call, prediction
-        if call.indices and call.label.numel() and call.label.device.type == "cuda":
-            low, high = torch.aminmax(call.label)
-            outside = ((call.label < 0) | (call.label >= call.classes)) & (call.label != call.ignored)
-            self._glimpse("label", low, high, outside.sum())
 
     def after(self, result: Any) -> Tensor | None:
         """The loss function has returned; gives the prediction of a call that is kept."""
@@ -111,11 +117,18 @@ class Handed:
         return prediction
 
     @torch.no_grad()
-    def other(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> bool:
-        """Another function of interest was called: a factory, or a product with unreduced losses. True where nothing else is to be seen in it."""
+    def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
+        """Another function of interest was called: a factory, a product with unreduced losses, a part of a loss that is written out. True where
+        nothing else is to be seen in it."""
         if function in FACTORIES:
             if isinstance(result, Tensor) and len(self._targets) < CALLS:
                 self._targets[id(result)] = weakref.ref(result)
+            return True
+        if function in OPERATIONS:
+            read = self._by_hand.other(function, args, kwargs, result)
+            if read is not None and len(self.calls) < CALLS:
+                self._take(*read)
+                self.calls.append(read[0])
             return True
         if function not in PRODUCTS or len(args) < 2:
             return False

@@ -49,7 +49,8 @@ class Call:
 
     ``shape`` is the prediction's; the prediction itself is reduced to ``numbers`` at once and not kept. ``axis`` holds the classes (None: there
     are none). ``result`` is what came out, where that is a scalar. ``class_weights`` [classes] weigh labels, ``ignored`` is the index the loss
-    leaves out. ``sample_weights``: 1 where the unreduced losses were multiplied with other numbers than 0 and 1.
+    leaves out. ``sample_weights``: 1 where the unreduced losses were multiplied with other numbers than 0 and 1. ``target_made``: the label was made
+    in the step, or is learned itself; ``by_hand``: no loss function was called, the loss is written out.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class Call:
     numbers: dict[str, Number] = dataclasses.field(default_factory=dict)
     sample_weights: Tensor | None = None
     target_made: bool = False
+    by_hand: bool = False
 
     @property
     def classes(self) -> int:
@@ -132,15 +134,19 @@ def read_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     return call, prediction
 
 
+def matches(call: Call, value: float) -> bool:
+    """Did the call return ``value``?"""
+    whole = float(call.result) if call.result is not None else math.nan
+    return math.isclose(whole, value, rel_tol=1e-4, abs_tol=1e-12)
+
+
 def describe(call: Call, name: str, value: float | None, label: str = "label", output: str = "output") -> Loss:
     """What the rules need to know of a loss whose minimised value is ``value``; kind "unknown" where the call is only a part of it.
 
     ``value`` None: a part that is described by itself.
     """
     known = call.kind in ("cross_entropy", "binary_cross_entropy", "regression")
-    if value is not None:
-        whole = float(call.result) if call.result is not None else math.nan
-        known = known and math.isclose(whole, value, rel_tol=1e-4, abs_tol=1e-12)
+    known = known and (value is None or matches(call, value))
     samples = math.prod(call.shape) // max(1, call.classes) if call.kind == "cross_entropy" else call.label.numel()
     weighted = call.weighted or (call.sample_weights is not None and bool(call.sample_weights))
     return Loss(

@@ -13,9 +13,9 @@ from trainvet.integrations.torch import broken, host, kernels
 from trainvet.integrations.torch.activations import Look, Windows
 from trainvet.integrations.torch.attempt import Attempt
 from trainvet.integrations.torch.buffers import Buffers
-from trainvet.integrations.torch.data import Data, Seen, labelled, named, place
+from trainvet.integrations.torch.data import Data, Place, Seen, labelled, named, place
 from trainvet.integrations.torch.data import subjects as data_subjects
-from trainvet.integrations.torch.losses import describe, same, tensors_in
+from trainvet.integrations.torch.losses import Call, describe, matches, same, tensors_in
 from trainvet.integrations.torch.plan import Owned, Plan, Sketch
 from trainvet.integrations.torch.structure import Structure
 from trainvet.monitor import Monitor
@@ -52,6 +52,7 @@ class Sampling:
         self._sites: dict[str, Subject] = {}
         self._data: dict[str, Subject] = {}
         self.data = Data()
+        self._by_hand: set[Place] = set()
 
     def subjects(self) -> tuple[Subject, ...]:
         """Activation sites in depth order, inputs, labels and modules."""
@@ -257,11 +258,22 @@ class Sampling:
                     like = attempt.norms.new_empty((), dtype=torch.float32)
                     stacked = [cell.to(like) if isinstance(cell, Tensor) else like.new_full((), cell) for cell in column]
                     attempt.parts.append(("activation", statistic, torch.stack(stacked)))
+        look.calls = self._losses_of(look, attempt)
         seen = self._seen(look)
         self._describe(self.loss_name(attempt.owned), attempt, look, seen)
         self.data.sample(attempt, seen, want)
         self.data.indices(attempt, look.handed.indices, want)
         self._learn(look, seen, batch)
+
+    def _losses_of(self, look: Look, attempt: Attempt) -> list[Call]:
+        """The calls of loss functions; an error that is written out counts where there is none, and only if it is what is minimised."""
+        usual = [call for call in look.calls if not call.by_hand]
+        if usual or not look.calls:
+            return usual
+        if not self.losses and attempt.losses:
+            value = float(attempt.losses[0].sum())
+            self._by_hand = {place(call) for call in look.calls if matches(call, value)}
+        return [call for call in look.calls if place(call) in self._by_hand]
 
     def _seen(self, look: Look) -> Seen:
         """Inputs and calls by name. A label that the model was handed too is no input, unless it is the only one (an auto-encoder)."""

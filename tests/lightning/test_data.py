@@ -220,6 +220,27 @@ def test_an_auto_encoder_has_an_input_and_a_label(tmp_path: Path) -> None:
     assert last(seen, "input.std")["input"] == last(seen, "label.std")["label"] > 0
 
 
+def test_a_squared_error_written_by_hand_is_a_regression(tmp_path: Path) -> None:
+    def loss(net: nn.Module, batch: Any) -> Tensor:
+        return ((net(batch[0])[:, 0] - 100 * batch[0][:, 0]) ** 2).mean()
+
+    seen = run(tmp_path, NET, loss, batches(rows(8, 6, 3)))
+    (found,) = facts(seen).losses
+    assert (found.name, found.kind, found.expects, found.output_layer, found.samples) == ("loss", "regression", "values", "net.2", 8)
+    assert last(seen, "label.abs_mean")["label"] > 20
+    assert len(seen.sampled("output.std")) == 4
+
+
+def test_a_squared_error_that_is_only_a_part_of_a_loss_is_none(tmp_path: Path) -> None:
+    def loss(net: nn.Module, batch: Any) -> Tensor:
+        whole = ((net(batch[0])[:, 0] - batch[0][:, 0]) ** 2).mean()
+        return whole + net(batch[0]).abs().mean()
+
+    seen = run(tmp_path, NET, loss, batches(rows(8, 6, 3)))
+    assert facts(seen).losses == ()
+    assert seen.sampled("output.std") == {}
+
+
 def test_a_loss_written_by_hand_is_unknown_and_has_no_output(tmp_path: Path) -> None:
     seen = run(tmp_path, NET, lambda net, batch: (net(batch[0]) - 1).abs().mean(), batches(rows(8, 6, 3)))
     assert facts(seen).losses == ()

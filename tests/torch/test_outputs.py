@@ -248,3 +248,38 @@ def test_nothing_of_the_graph_is_kept() -> None:
     assert not look.handed._made
     assert look.calls[0].result is not None
     assert not look.calls[0].result.requires_grad
+
+
+# ---- losses that are written out
+
+BY_HAND: dict[str, tuple[Callable[[], Tensor], tuple[str, str, str]]] = {
+    "power": (lambda: ((NET(X) - VALUES) ** 2).mean(), ("regression", "mean", "linear")),
+    "the other way round": (lambda: (VALUES - NET(X)).pow(2).sum(), ("regression", "sum", "linear")),
+    "torch.square": (lambda: torch.mean(torch.square(NET(X).relu() - VALUES)), ("regression", "mean", "relu")),
+    "Tensor.square": (lambda: torch.sub(NET(X)[:, 0].sigmoid(), VALUES[:, 0]).square().mean(), ("regression", "mean", "sigmoid")),
+    "absolute": (lambda: (NET(X) - VALUES).abs().mean(), ("other_regression", "mean", "linear")),
+}
+NOT_BY_HAND: dict[str, Callable[[], Tensor]] = {
+    "a third power": lambda: ((NET(X) - VALUES) ** 3).mean(),
+    "over one axis": lambda: ((NET(X) - VALUES) ** 2).mean(0),
+    "between two predictions": lambda: ((NET(X) - NET(X).tanh()) ** 2).mean(),
+    "of a parameter": lambda: ((NET[0].weight - torch.zeros(8, 4)) ** 2).sum(),
+    "to a number": lambda: ((NET(X) - 1) ** 2).mean(),
+    "of shapes that differ": lambda: ((NET(X)[:, :1] - VALUES[:, 0]) ** 2).mean(),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_an_error_that_is_written_out_is_a_call(name: str) -> None:
+    loss, (kind, reduction, function) = BY_HAND[name]
+    (call,) = called(NET, loss)
+    assert (call.kind, call.reduction, call.origin.function, call.by_hand, call.expects) == (kind, reduction, function, True, "values")
+    assert call.label.data_ptr() == VALUES.data_ptr()
+    assert call.result is not None
+    assert call.result == loss().detach()
+    assert call.numbers["max"] > call.numbers["min"]
+
+
+@pytest.mark.parametrize("name", NOT_BY_HAND)
+def test_other_differences_are_none(name: str) -> None:
+    assert called(NET, NOT_BY_HAND[name]) == []
