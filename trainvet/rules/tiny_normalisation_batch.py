@@ -55,7 +55,8 @@ class TinyNormalisationBatch(Rule):
             return
         names, values = column
         normal = values > 0  # 0: no batch normalisation, or not in training mode
-        self._kept["seen"][self._kept.rows(names)] += normal
+        rows = self._kept.rows(names)
+        self._kept["seen"][rows] += normal
         one = self._one.update(names, normal & (values <= 1), snapshot.step)
         little = self._little.update(names, normal & (values <= self.few), snapshot.step)
         samples = snapshot.values("module.samples", names)
