@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ class Options:
     skip_bad_updates: int = 0
     strict: bool = False
     on_finding: Callable[[Finding], None] | None = None
+    expect: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def merge(self, other: Options) -> None:
         """Take over what another callback of the same run sets. Raises ValueError where the two contradict each other."""
@@ -41,6 +43,12 @@ class Options:
                 setattr(self, name, theirs)
             elif theirs not in (unset, mine):
                 raise ValueError(f"two trainvet callbacks of one run contradict each other: {name}={mine!r} and {name}={theirs!r}")
+        for metric, value in other.expect.items():
+            if self.expect.get(metric, value) != value:
+                raise ValueError(
+                    f"two trainvet callbacks of one run contradict each other: expect {metric}={self.expect[metric]!r} and {metric}={value!r}"
+                )
+        self.expect = {**self.expect, **other.expect}
 
 
 class Watching:
@@ -105,9 +113,12 @@ class Watching:
             raise ValueError(f"on_finding={on_finding!r} must be callable")
         if log_dir is not None:
             writable(Path(log_dir))
-        self._options = Options(log_dir, every, profile, abort_on, abort, skip_bad_updates, strict, on_finding)
+        wanted = dict(expect or {})
+        for metric, value in wanted.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"expect: {metric}={value!r} must be a finite number")
+        self._options = Options(log_dir, every, profile, abort_on, abort, skip_bad_updates, strict, on_finding, wanted)
         self._select, self._own = tuple(select), tuple(rule.name for rule in rules)
-        self._expect = dict(expect or {})
         self._session: Session | None = None
         self._state: Mapping[str, Any] = {}
         self._last: Report = Report()

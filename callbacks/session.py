@@ -88,6 +88,7 @@ class Session:
             every=options.every,
             on_finding=options.on_finding if writes else None,
             environment=describe(hyper_parameters=hyper_parameters),
+            expect=options.expect,
         )
         self.probe: Probe | None = None
         self.alive = True
@@ -109,7 +110,7 @@ class Session:
         """Judge what has arrived; raises TrainingAborted when the user asked for that."""
         for snapshot in snapshots:
             self.monitor.observe(round_tables(snapshot))
-            if snapshot.tables:
+            if snapshot.sampled:
                 self._pace()
             if self.monitor.aborted_by is not None and not self._aborting:
                 self.act(Action.ABORT)

@@ -47,7 +47,7 @@ class LearningRate:
             if len(finite):
                 self._now[group] = float(finite[-1])
                 self._peak[group] = max(self._peak.get(group, 0.0), float(finite.max()))
-        if snapshot.tables and until is None:
+        if snapshot.sampled and until is None:
             for group, now in self._now.items():
                 before = self._mark.get(group)
                 self._rising[group] = before is not None and now > before * (1 + RISE)

@@ -28,6 +28,8 @@ TARGETS = (
     "metric",
     "run",
 )
+# tables that an evaluation fills; all others belong to a sampled training step
+EVALUATION_TARGETS = ("validation_input", "validation_module")
 # these come as series (tracks); all other targets as tables on sampled steps
 SERIES_TARGETS = ("loss", "optimizer", "metric", "run")
 

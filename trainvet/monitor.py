@@ -74,6 +74,7 @@ class Monitor:
         every: int | str = "auto",
         on_finding: Callable[[Finding], None] | None = None,
         environment: Mapping[str, Any] | None = None,
+        expect: Mapping[str, float] | None = None,
     ) -> None:
         """Raises ValueError for an unknown profile, severity or rule name, or an impossible interval."""
         if profile is not None and profile not in PROFILES:
@@ -83,6 +84,7 @@ class Monitor:
         self.schedule = Schedule(every)
         self.abort_on = AbortOn(abort_on, own)
         self.profile = profile
+        self.expect = dict(expect or {})
         self.locate: Callable[[Finding], Finding] | None = None
         self.on_finding = on_finding
         self.environment: dict[str, Any] = dict(environment or {})
@@ -109,6 +111,8 @@ class Monitor:
     def begin(self, facts: Facts, step: int = 0) -> Action:
         """The run starts, resumes, or its plan changed; ``step`` is the next optimizer-step attempt."""
         first, self._begun = not self._begun, True
+        if self.expect and not facts.expect:
+            facts = dataclasses.replace(facts, expect=self.expect)
         self._facts, self._keys = facts, None
         self._poison.begin(facts)
         if first:
@@ -142,7 +146,7 @@ class Monitor:
     def observe(self, snapshot: Snapshot) -> Action:
         """Judge a snapshot, tell what was found, and say whether the run is to end."""
         self.step, self.applied = snapshot.step + 1, snapshot.applied
-        if snapshot.tables:
+        if snapshot.sampled:
             self.schedule.sampled(snapshot.step)
         self._recorder.add(snapshot)
         clean = self._poison.clean(snapshot)
@@ -162,6 +166,10 @@ class Monitor:
                 self._checks[key] = self._checks.get(key, 0) + 1
             found += self._run(key, rule, lambda rule=rule, seen=seen: rule.check(seen))  # type: ignore[misc]
         return self._tell(found, snapshot)
+
+    def tell(self, finding: Finding) -> Action:
+        """Take in what a selected rule was asked outside of a snapshot (the watchdog's finding)."""
+        return self._tell([finding], Snapshot(step=finding.step, applied=self.applied))
 
     def end(self, status: str = "finished", reason: str = "") -> Report:
         """The run is over: "finished", "aborted" or "failed". Idempotent; the first call wins."""

@@ -37,7 +37,7 @@ class Poison:
         if weights or buffers:
             bad.append(snapshot.step)
         if self.since is not None:
-            if bad or not snapshot.tables:
+            if bad or not snapshot.sampled:
                 return None
             self.since = None
         if bad:

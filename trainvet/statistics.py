@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainvet.meaning import EVALUATION_TARGETS as EVALUATION_TARGETS
 from trainvet.meaning import MEANING as MEANING
 from trainvet.meaning import PARAMETER_TARGETS as PARAMETER_TARGETS
 from trainvet.meaning import SERIES_TARGETS as SERIES_TARGETS
@@ -59,6 +60,17 @@ class Snapshot:
     tables: Mapping[str, Table] = dataclasses.field(default_factory=dict)
     series: Mapping[str, Mapping[str, Track]] = dataclasses.field(default_factory=dict)
     urgent: bool = False
+
+    @property
+    def sampled(self) -> bool:
+        """Does it hold the full statistics of a training step? Tables of an evaluation alone are none."""
+        return any(target not in EVALUATION_TARGETS for target in self.tables)
+
+    @property
+    def aside(self) -> bool:
+        """Is it of an evaluation: nothing in it belongs to a training step?"""
+        held = [*self.tables, *(key.partition(".")[0] for key in self.series)]
+        return bool(held) and all(target in EVALUATION_TARGETS or target == "metric" for target in held)
 
     def column(self, key: str) -> tuple[tuple[str, ...], Vector] | None:
         """Names and float64 vector [S] of a sampled statistic such as "gradient.norm"; None where it was not measured."""
@@ -306,5 +318,6 @@ class Facts:
 
 
 def kind_of(target: str) -> str:
-    """The kind of subject a target's rows stand for: gradients, weights and updates all belong to parameters."""
-    return "parameter" if target in PARAMETER_TARGETS else target
+    """The kind of subject a target's rows stand for: gradients, weights and updates all belong to parameters, and an evaluation sees the inputs
+    and modules of the training once more."""
+    return "parameter" if target in PARAMETER_TARGETS else target.removeprefix("validation_")

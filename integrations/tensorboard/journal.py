@@ -32,6 +32,7 @@ THINNING = (
 SCHEMA, ENVIRONMENT, FACTS, STATS, SERIES, SNAPSHOT, FINDINGS, END = (
     values.PREFIX + name for name in ("schema", "environment", "facts", "stats", "series", "snapshot", "findings", "end")
 )
+PARTS = frozenset({SNAPSHOT, STATS, SERIES})
 log = logging.getLogger("trainvet")
 
 
@@ -157,6 +158,8 @@ class Journal:
             out[STATS] = values.array(layout.pack_tables(snapshot))
         if snapshot.series:
             out[SERIES] = values.array(layout.pack_series(snapshot))
+        if snapshot.aside:
+            return out
         self._aggregates.add(snapshot)
         if snapshot.tables or found or step >= self._drawn + SPARSE:
             self._drawn = step
@@ -223,6 +226,8 @@ class Journal:
             if self._waiting:
                 out[FINDINGS] = values.strings(self._waiting)
             late = {tag: value for tag, value in out.items() if self._last.get(tag, -1) >= step}
+            if not PARTS.isdisjoint(late):  # what belongs to one snapshot stands in one Event
+                late |= {tag: out[tag] for tag in PARTS & out.keys()}
             self._put(step, {tag: value for tag, value in out.items() if tag not in late}, now)
             self._put(max((self._last[tag] for tag in late), default=-1) + 1, late, now)
             self._waiting = []

@@ -115,14 +115,17 @@ class _Run:
 
     def _snapshot(self, found: dict[str, Any]) -> None:
         snapshot, numbers = read_meta(values.read_array(found[SNAPSHOT]))
-        if snapshot.step <= self.latest:
-            raise ValueError(f"step {snapshot.step} comes after step {self.latest}")
+        late = f"step {snapshot.step} comes after step {self.latest}"
+        if snapshot.step < self.latest:
+            raise ValueError(late)
         arrays = {tag: values.read_array(found[tag]) for tag in (STATS, SERIES) if tag in found}
         if arrays:
             layout = self.layouts.get(numbers["generation"])
             if layout is None:
                 raise ValueError(f"the schema of step {snapshot.step} is missing")
             snapshot = layout.unpack(snapshot, arrays.get(STATS), arrays.get(SERIES))
+        if snapshot.step == self.latest and not (snapshot.aside or (numbers["sampled"] and not arrays)):
+            raise ValueError(late)
         self.latest = snapshot.step
         self.moments.append(snapshot)
         self.thinned += numbers["sampled"] == 1 and STATS not in found

@@ -74,7 +74,7 @@ class GradientUnderflow(Rule):
         for _, rows, _ in self._loss.add(snapshot, "loss.value"):
             if not rows.kept["start"] and rows.count >= 10:
                 rows.kept["start"] = median(np.abs(rows.values[:10]))
-        if not self._half or not snapshot.tables or any(self._learnt(rows.kept["start"], rows.values) for rows in self._loss.all()):
+        if not self._half or not snapshot.sampled or any(self._learnt(rows.kept["start"], rows.values) for rows in self._loss.all()):
             return
         yield from self._subnormal(snapshot)
         yield from self._flushed(snapshot)
