@@ -45,7 +45,7 @@ class SuspiciousValidation(Rule):
     patience: int = 2
 
     def __post_init__(self) -> None:
-        self._facts = Facts()
+        self._why_not = "the layers are not known"
         self._metrics = Metrics()
         self._better: dict[str, int] = {}
         self._compared: dict[str, int] = {}
@@ -53,13 +53,14 @@ class SuspiciousValidation(Rule):
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """Dropout and augmentation."""
-        self._facts = facts
+        harder = facts.augmented or any(layer.kind == "dropout" and layer.rate > 0 for layer in facts.layers)
+        self._why_not = "not judged: dropout or augmentation" if harder else "" if facts.layers else "the layers are not known"
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """Compare the validation metrics with the training metrics of the epoch after."""
         for _ in self._metrics.add(snapshot):
-            for name in [name for name in self._metrics.of if held_out(name) and not self._why_not()]:
+            for name in [name for name in self._metrics.of if held_out(name) and not self._why_not]:
                 same = [other for other in self._metrics.of if not held_out(other) and quantity(other) == quantity(name)]
                 if same and name not in self._told:
                     yield from self._judge(name, same[0])
@@ -90,17 +91,10 @@ class SuspiciousValidation(Rule):
             threshold=f"{self.errors:g} standard errors and {self.margin:.0%}, {self.patience} evaluations",
         )
 
-    def _why_not(self) -> str:
-        if not self._facts.layers:
-            return "the layers are not known"
-        if self._facts.augmented or any(layer.kind == "dropout" and layer.rate > 0 for layer in self._facts.layers):
-            return "not judged: dropout or augmentation"
-        return ""
-
     def missing(self) -> str:
         """Why it was not judged, or how many evaluations there were."""
         count = max(self._compared.values(), default=0)
-        return self._why_not() or (
+        return self._why_not or (
             "" if count > self.patience or self._told else f"{count} of {self.patience + 1} evaluations beside a training metric"
         )
 
