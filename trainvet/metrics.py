@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -25,12 +26,14 @@ def words(name: str) -> list[str]:
     return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
 
 
+@functools.lru_cache(1024)
 def direction(name: str) -> int:
     """1 where higher is better, -1 where lower is, 0 where the name does not say (or says both)."""
     found = set(words(name))
     return bool(found & UP) - bool(found & DOWN)
 
 
+@functools.lru_cache(1024)
 def held_out(name: str) -> bool:
     """Is it measured on validation data?"""
     return bool(HELD_OUT & set(words(name)))

@@ -76,9 +76,11 @@ class Overfitting(Rule):
     def _judge(self, name: str, course: Course, now: float) -> Iterator[Finding]:
         value, step = course.values[-1], course.steps[-1]
         scale = max(abs(course.best), PART * abs(course.first - course.best))
-        error = 2 * course.noise * math.sqrt(2)
         falls = now < self._level.get(name, math.nan)
-        if not (course.age >= self.patience and falls and value > course.best + max(self.rise * scale, error)):
+        if not (course.age >= self.patience and falls):
+            return
+        error = 2 * course.noise * math.sqrt(2)
+        if not value > course.best + max(self.rise * scale, error):
             return
         share = (value - course.best) / scale if scale > 0 else math.inf
         severity = Severity.WARNING if share >= self.much and not self._still_better() else Severity.INFO
