@@ -58,7 +58,7 @@ class Site:
         if self.function == "softmax" and given is not None and want & {"entropy", "input_abs_max"}:
             rows, entropy, peak = softmax_rows(_wide(given), wide, -1 if dim is None else dim)
             new |= {"rows": rows, "entropy": entropy}
-            self.peak = -smaller(-self.peak, -peak)
+            self.peak = -smaller(-peak, -self.peak) if "rows" in self.sums else peak
         for key, value in new.items():
             self.sums[key] = self.sums[key] + value if key in self.sums else value
         source = wide if self.function == "relu" else None if given is None else _wide(given)

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from tests.torch.left_behind import left_behind
 from tests.torch.runs import Driven
-from tests.torch.test_look import Looked
+from tests.torch.test_look import EVERYTHING_SHORT, Looked
 from trainvet.integrations.torch.activations import Look
+from trainvet.integrations.torch.buffers import Buffers
+from trainvet.integrations.torch.evaluation import Pooled
 from trainvet.integrations.torch.sites import Site, Windows, same_for_all, softmax_rows
 from trainvet.meaning import share_inside
 
@@ -293,3 +295,43 @@ def test_buffers_that_changed_since_the_sample_before(half: bool) -> None:
     assert rms[3]["norm.running_var"] == pytest.approx(truth, rel=1e-5)
     if half:
         assert (rms[0]["narrow"], changed[3]["narrow"]) == (0.5, 0)
+
+
+# ---- on a device
+
+
+def test_nothing_waits_for_a_device() -> None:
+    """Meta tensors have no values: whatever reads one on the host raises."""
+    want = EVERYTHING_SHORT | {share_inside("activation", 0, 1).partition(".")[2]}
+    for function in ("softmax", "gelu", "relu", ""):
+        site = Site("a", "a", "X", function, 0, (4, 3))
+        given = torch.randn(4, 3, device="meta")
+        for _ in range(2):
+            site.add(given * 2, -1, want, given, -1)
+        site.constant = same_for_all(given)
+        cell = site.cell(Windows(), 4)
+        assert isinstance(cell["abs_mean"], Tensor)
+        assert isinstance(cell["constant"], Tensor)
+        if function == "softmax":
+            assert isinstance(cell["entropy"], Tensor)
+            assert isinstance(cell["input_abs_max"], Tensor)
+        elif function:
+            assert isinstance(cell["dead_share"], Tensor)
+    memory = Buffers()
+    buffers = {"small": torch.zeros(3, device="meta"), "large": torch.zeros(70_000, device="meta")}
+    assert all(flag.device.type == "meta" for _ in range(2) for flag in memory._changed(buffers))
+    pooled = Pooled()
+    for _ in range(2):
+        pooled.add(torch.zeros(3, 2, device="meta"))
+    assert isinstance(pooled.mean, Tensor)
+
+
+@pytest.mark.parametrize("half", [torch.float32, torch.float16], ids=str)
+def test_softmax_rows_of_wide_and_narrow_numbers(half: torch.dtype) -> None:
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(half)
+    logits[1, 2] = float("-inf")
+    host = softmax_rows(logits.float(), logits.float().softmax(-1), -1)
+    truth = logits.double().softmax(-1).numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = np.nansum(-truth * np.log(truth), axis=1) / np.log((truth > 0).sum(1))
+    assert host == (5, pytest.approx(entropy.sum(), rel=1e-5), pytest.approx(float(logits[torch.isfinite(logits)].abs().max())))
