@@ -82,7 +82,7 @@ class DeadUnits:
         rows, kept = self._kept.rows(names), self._kept
         wide = (batches >= limits.batches) & (positions >= limits.positions)
         seen = (batches >= limits.batches) & (positions >= limits.enough)
-        broad = np.array([name in self._broad for name in names], dtype=bool)
+        broad = self._rows.among(self._broad)
         alive = seen & (dead < limits.rearm) & ~(broad & (top <= 0))  # a window may be older than the death of its layer
         self.windows += bool(seen.any())
         first = np.where(wide & np.isnan(kept["first"][rows]), dead, kept["first"][rows])

@@ -120,6 +120,7 @@ class Rows:
         self._of: tuple[str, ...] | None = None
         self.names: tuple[str, ...] = ()
         self.index: np.ndarray[Any, np.dtype[np.int64]] = np.empty(0, dtype=np.int64)
+        self._among: dict[frozenset[str], np.ndarray[Any, np.dtype[np.bool_]]] = {}
 
     def choose(self, names: Iterable[str]) -> None:
         """The subjects to be judged."""
@@ -130,7 +131,14 @@ class Rows:
         if names is not self._of:
             rows = [row for row, name in enumerate(names) if name in self._chosen]
             self._of, self.names, self.index = names, tuple(names[row] for row in rows), np.array(rows, dtype=np.int64)
+            self._among = {}
         return bool(self.names)
+
+    def among(self, some: frozenset[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """bool [S]: which of the chosen rows are in ``some``; looked up anew only where the rows or the set differ."""
+        if some not in self._among:
+            self._among[some] = np.array([name in some for name in self.names], dtype=bool)
+        return self._among[some]
 
     def values(self, snapshot: Snapshot, key: str) -> Vector:
         """A statistic of the chosen rows, float64 [S]; NaN where it was not measured."""

@@ -87,12 +87,12 @@ class CollapsingWeight(Rule):
         count = len(share)
         if not count:
             return
-        judged = [name for name, kept in zip(names, known, strict=True) if kept]
         middle = median(share) if count >= 3 else float(share.max())
         limit = self.share if count >= 3 else self.few
-        holds = middle < limit and (count > 1 or judged[0] in self._decayed)
+        holds = middle < limit and (count > 1 or names[int(np.argmax(known))] in self._decayed)
         if not self._streak.update((WHOLE,), np.array([holds]), snapshot.step):
             return
+        judged = [name for name, kept in zip(names, known, strict=True) if kept]
         small = [name for name, part in zip(judged, share, strict=True) if part < limit]
         decay = max((item.weight_decay for item in self._facts.optimizers if self._decayed.intersection(small) & set(item.parameters)), default=0.0)
         yield self.finding(

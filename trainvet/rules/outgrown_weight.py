@@ -78,15 +78,14 @@ class OutgrownWeight(Rule):
         growth = np.divide(size, start, out=np.zeros(len(size)), where=known)
         alone = known.sum() >= 3 and median(growth[known]) < self.siblings
         grows = known & (growth > self.growth) & (size > kept["before"][rows]) & bool(alone)
-        narrow = np.array([name in self._narrow for name in names])
-        near = narrow & np.isfinite(top) & (top > FLOAT16 / 2)
+        near = self._rows.among(self._narrow) & np.isfinite(top) & (top > FLOAT16 / 2)
         count, high = np.where(grows, kept["count"][rows] + 1, 0.0), np.where(near, kept["high"][rows] + 1, 0.0)
         first = np.where(np.maximum(count, high) == 1, snapshot.step, kept["first"][rows])
         told = np.where(growth < self.growth / 2, 0.0, kept["told"][rows]) if not near.any() else kept["told"][rows].copy()
         due = ((count >= self.patience) | (high >= self.patience)) & (told == 0)
         kept["start"][rows], kept["before"][rows], kept["count"][rows], kept["high"][rows], kept["first"][rows] = start, size, count, high, first
         kept["told"][rows] = np.where(due, 1.0, told)
-        mild = np.array([name in self._mild for name in names]) & ~near
+        mild = self._rows.among(self._mild) & ~near
         for severity in (Severity.WARNING, Severity.INFO) if due.any() else ():
             chosen = np.flatnonzero(due & (mild == (severity is Severity.INFO)))
             if len(chosen):

@@ -50,6 +50,7 @@ class SwallowedUpdate(Rule):
         self._rate = LearningRate()
         self._warn, self._mild = Streak(self.patience), Streak(self.patience)
         self._narrow = False
+        self._wide: frozenset[str] = frozenset()
         self._samples = 0
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
@@ -61,6 +62,7 @@ class SwallowedUpdate(Rule):
             name for name, item in facts.parameters.items() if item.trainable and item.dtype in SHORT and (name in owned or not (owned or copies))
         ]
         self._narrow = bool(chosen)
+        self._wide = frozenset(name for name in chosen if facts.parameters[name].is_matrix)
         self._rows.choose(chosen)
         return ()
 
@@ -75,13 +77,13 @@ class SwallowedUpdate(Rule):
         if not speaks.any():
             return
         self._samples += 1
-        matrix = np.array([self._facts.parameters[name].is_matrix for name in names])
+        matrix = self._rows.among(self._wide)
         judged = speaks & matrix if (speaks & matrix).any() else speaks
         middle = median(share[judged])
         if self._warn.update((WHOLE,), np.array([middle > self.share]), snapshot.step):
             yield self._tell(snapshot, names, share, judged & (share > self.share), middle, None, self._warn.first(WHOLE))
         rows = np.flatnonzero(speaks)
-        kept = tuple(names[row] for row in rows)
+        kept = names if len(rows) == len(names) else tuple(names[row] for row in rows)
         due = self._mild.update(kept, share[rows] > self.share, snapshot.step)
         if due and not middle > self.share:
             chosen = np.isin(np.arange(len(names)), rows[due])
