@@ -55,10 +55,12 @@ class Roster:
 
 @dataclasses.dataclass
 class Seen:
-    """What the calls of one module in one step had in common; ``values`` and ``samples`` of the smallest batch it normalised."""
+    """What the calls of one module in one step had in common; ``values`` and ``samples`` of the smallest batch it normalised; ``grad``: one of
+    them ran with gradients on."""
 
     called: int = 0
     training: bool = False
+    grad: bool = False
     values: int = 0
     samples: int = 0
 
@@ -105,6 +107,7 @@ class Calls:
         seen = self.seen.setdefault(row, Seen())
         seen.called += 1
         seen.training = seen.training or module.training
+        seen.grad = seen.grad or torch.is_grad_enabled()
         if not (isinstance(module, BATCH_NORM) and module.training and args and isinstance(args[0], Tensor) and args[0].dim() >= 2):
             return
         given = args[0]
@@ -117,11 +120,13 @@ class Calls:
     def table(self) -> Table | None:
         """module.called, training, values and samples; None where no module was seen at all (the forward ran where hooks do not see it).
 
-        Left out is a module that nobody called and whose parameters have a gradient nevertheless: they were used without it.
+        Left out is a module that nobody called and whose parameters have a gradient nevertheless: they were used without it. So is one that only
+        ran in evaluation mode and without gradients: a teacher is no part of the training forward.
         """
         if not self.seen:
             return None
-        rows = [row for row, module in enumerate(self.roster.modules) if row in self.seen or not _used(module)]
+        aside = {row for row, item in self.seen.items() if not (item.training or item.grad)}
+        rows = [row for row, module in enumerate(self.roster.modules) if row not in aside and (row in self.seen or not _used(module))]
         found = [self.seen.get(row, Seen(training=self.roster.modules[row].training)) for row in rows]
         columns = {key: np.array([float(getattr(item, key)) for item in found]) for key in ("called", "training", "values", "samples")}
         return Table(tuple(self.roster.names[row] for row in rows), columns)

@@ -30,7 +30,7 @@ class Structure:
         self._connections = Connections(plan.modules)
         self._calls: Calls | None = None
         self._wiring: Wiring | None = None
-        self._wired = False
+        self._wired = self._over = False
 
     def replan(self, plan: Plan) -> None:
         """The plan has changed: the next sampled forward is traced again."""
@@ -75,7 +75,7 @@ class Structure:
     def pause(self, more: bool = False) -> None:
         """The forward is over; ``more``: another one of the same step may follow without being announced."""
         self._connections.pause()
-        if self._wiring is not None:
+        if self._wiring is not None and not more:
             self._wiring.stop()
         if self._calls is not None and not more:
             self._calls.pause()
@@ -106,6 +106,7 @@ class Structure:
 
     def counted(self, attempt: Attempt, want: frozenset[str]) -> None:
         """The batch is over: the table "module"."""
+        self._over = True
         calls, self._calls = self._calls, None
         if calls is None:
             return
@@ -121,7 +122,10 @@ class Structure:
             attempt.constant |= {("module", key): column for key, column in table.columns.items() if f"module.{key}" in want}
 
     def traced(self) -> None:
-        """The look has taught the plan its depths: what the traced forward shows becomes facts."""
+        """The look has taught the plan its depths: once the batch is over, what the traced forward shows becomes facts."""
+        if not self._over:
+            return
+        self._over = False
         wiring, self._wiring = self._wiring, None
         if wiring is None:
             return

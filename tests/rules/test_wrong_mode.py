@@ -7,7 +7,7 @@ import pytest
 from tests.series import findings, run
 from trainvet.finding import Severity
 from trainvet.rules.wrong_mode import WrongMode
-from trainvet.statistics import Facts, Layer, Subject
+from trainvet.statistics import Facts, Layer, Optimizer, Subject
 
 
 def weight(name, trainable=True):
@@ -46,12 +46,19 @@ def test_a_body_in_evaluation_mode_names_the_outermost_module():
         (modes(), FROZEN),
         (modes(), dataclasses.replace(PLAN, finetuning=True)),
         (modes("1 x9", drop="0 x9"), dataclasses.replace(PLAN, layers=(Layer("net.2", "Dropout", "dropout", rate=0.0),))),
+        (modes(), dataclasses.replace(PLAN, optimizers=(Optimizer("optimizer", parameters=("head.weight",)),))),
         (modes(), Facts()),
         (modes([float("nan")] * 9), PLAN),
     ],
 )
 def test_quiet(table, facts):
     assert run(WrongMode(), None, table, facts) == []
+
+
+def test_what_an_optimizer_holds_is_judged():
+    facts = dataclasses.replace(PLAN, optimizers=(Optimizer("optimizer", parameters=("net.0.weight",)),))
+    (found,) = findings(WrongMode(), None, modes(), facts)
+    assert found.subjects == ("net",)
 
 
 def test_layers_that_no_forward_called_are_not_judged():

@@ -357,3 +357,43 @@ def test_a_new_plan_is_traced_again() -> None:
     run.end()
     assert layers(run)["2"].after == ("1",)
     assert run.seen.sampled("module.called")[2]["2"] == 1
+
+
+def test_a_teacher_in_evaluation_mode_is_no_part_of_the_training_forward() -> None:
+    class Distilled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student, self.teacher = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2))
+            self.teacher.eval()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                goal = self.teacher(x)
+            return self.student(x) - goal
+
+    module = Distilled()
+    run = driven(module)
+    assert run.seen.sampled("module.training")[0] == {"student.0": 1, "student.1": 1}
+    module.student.eval()
+    run.step(torch.randn(6, 4))
+    assert run.seen.sampled("module.training")[1] == {"student.0": 0, "student.1": 0}
+
+
+def test_layers_that_only_a_later_optimizer_needs_are_traced_too() -> None:
+    module = net(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in module]
+    run = Driven(module, optimizers, every=1, known=Known(manual_optimization=True))
+    for batch in range(2):
+        run.probe.forward((), batch, 0)
+        for index in (0, 1):
+            x = torch.randn(3, 4)
+            loss = (module(x) if index else module[0](x)).square().mean()  # type: ignore[index]
+            run.probe.loss(loss)
+            loss.backward()
+            run.observe(run.probe.gradients(optimizers[index]))
+            optimizers[index].step()
+        run.probe.updated()
+        run.observe(run.probe.poll())
+    run.end()
+    assert layers(run)["1"].after == ("0",)
+    assert left_behind(module) == []

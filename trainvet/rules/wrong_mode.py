@@ -57,9 +57,14 @@ class WrongMode(Rule):
 
     def _frozen(self, layer: Layer) -> bool:
         """Do all parameters of its own, else of the nearest module around it that has some, stand still?"""
+        owned = self._facts.owned  # what no optimizer holds does not train either: a teacher, a network that only scores
+
+        def moves(name: str) -> bool:
+            return self._facts.parameters[name].trainable and (not owned or name in owned)
+
         place = layer.name
         while True:
-            inside = [subject.trainable for name, subject in self._facts.parameters.items() if not place or name.startswith(f"{place}.")]
+            inside = [moves(name) for name in self._facts.parameters if not place or name.startswith(f"{place}.")]
             if inside or not place:
                 return bool(inside) and not any(inside)
             place = place.rpartition(".")[0]
