@@ -33,6 +33,10 @@ def test_five_samples_from_step_ten_on():
     assert told("1 x20, 0 x4, 1e-30, 0 x4, 1") == []
 
 
+def test_what_flickers_is_one_episode():
+    assert [len(told(f"1 x10, 0 x5, 1 x{fine}, 0 x5")) for fine in (4, 5)] == [1, 2]
+
+
 def test_a_branch_that_starts_at_zero_is_healthy():
     assert told("0 x10, 1e-6 x20") == []
 

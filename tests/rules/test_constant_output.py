@@ -59,6 +59,13 @@ def test_gates_experts_and_single_samples_are_not_judged(change):
     assert told(facts, b="0 x2, 1 x7") == []
 
 
+def test_what_flickers_is_one_episode():
+    once, twice = "1 x5, 0 x4, 1 x5", "1 x5, 0 x5, 1 x5"
+    long = {"a": "0 x20", "b": "0 x20", "c": "0 x20", "inputs": "1 x20", "labels": "1 x20"}
+    assert [len(told(output=written, **long)) for written in (once, twice)] == [1, 2]
+    assert [len(told(**{**long, "output": "0 x20", "b": f"0, {written}"})) for written in (once, twice)] == [1, 2]
+
+
 def test_causes_fit_the_evidence():
     died = findings(ConstantOutput(), None, columns(b="0 x2, 1 x7"), PLAN)[0]
     assert died.causes[0].startswith("the units in front of it are dead")

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.half import belongs
-from trainvet.rule import Rows, Rule, Streak
+from trainvet.rule import PerSubject, Rows, Rule, Streak
 from trainvet.statistics import Facts, Snapshot, Subject
 
 UNITS = 8  # a layer of fewer units may be silent for some batches
@@ -53,6 +53,7 @@ class AllZeroOutput(Rule):
         self._rows = Rows()
         self._own: dict[str, tuple[str, ...]] = {}
         self._streak = Streak(self.patience)
+        self._calm = PerSubject(count=0.0)  # an output that flickers is one episode
         self._samples = 0
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
@@ -86,7 +87,9 @@ class AllZeroOutput(Rule):
         if snapshot.applied < self.after:
             self._streak.update(names, np.zeros(len(names), dtype=bool), snapshot.step)
             return
-        due = [names[row] for row in self._streak.update(names, zero, snapshot.step)]
+        rows = self._calm.rows(names)
+        self._calm["count"][rows] = calm = np.where(zero, 0.0, self._calm["count"][rows] + 1)
+        due = [names[row] for row in self._streak.update(names, zero, snapshot.step, clear=calm >= self.patience)]
         for severity in (Severity.ERROR, Severity.WARNING) if due else ():
             chosen = self._facts.upstream_first(name for name in due if self._cut_off(snapshot, name) == (severity is Severity.ERROR))
             if chosen:
@@ -118,9 +121,10 @@ class AllZeroOutput(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """The running streaks."""
-        return {"streak": self._streak.state_dict(), "samples": self._samples}
+        return {"streak": self._streak.state_dict(), "calm": self._calm.state_dict(), "samples": self._samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._streak.load_state_dict(state["streak"])
+        self._calm.load_state_dict(state["calm"])
         self._samples = int(state["samples"])

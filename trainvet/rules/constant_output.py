@@ -10,7 +10,7 @@ import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.rule import PerSubject, Rows, Rule, Streak
-from trainvet.statistics import Facts, Snapshot
+from trainvet.statistics import Facts, Snapshot, Vector
 
 
 @dataclasses.dataclass
@@ -47,7 +47,8 @@ class ConstantOutput(Rule):
     def __post_init__(self) -> None:
         self._facts = Facts()
         self._rows = Rows()
-        self._lively = PerSubject(seen=0.0)
+        self._lively = PerSubject(seen=0.0, calm=0.0)  # a layer that flickers is one episode
+        self._fine = PerSubject(calm=0.0)
         self._outputs, self._layers = Streak(self.patience), Streak(self.patience)
         self._samples = 0
 
@@ -70,7 +71,8 @@ class ConstantOutput(Rule):
         self._samples += outputs is not None or layers is not None
         guilty = self._trailing(snapshot) if flat else ()
         if outputs is not None:
-            due = self._outputs.update(outputs[0], outputs[1] == 1, snapshot.step)
+            calm = _calm(self._fine, outputs[0], outputs[1] == 1)
+            due = self._outputs.update(outputs[0], outputs[1] == 1, snapshot.step, clear=calm >= self.patience)
             if due:
                 names = [outputs[0][row] for row in due]
                 place = f"{guilty[0]} and all behind it give" if guilty else "the model predicts"
@@ -84,7 +86,8 @@ class ConstantOutput(Rule):
         rows = self._lively.rows(names)
         self._lively["seen"][rows] = np.maximum(self._lively["seen"][rows], constant == 0)
         lively = self._lively["seen"][rows] > 0
-        due = self._layers.update(names, constant == 1, snapshot.step)
+        calm = _calm(self._lively, names, constant == 1)
+        due = self._layers.update(names, constant == 1, snapshot.step, clear=calm >= self.patience)
         serious = {names[row] for row in due if lively[row] or names[row] in guilty}
         for severity in (Severity.WARNING, Severity.INFO):
             chosen = self._facts.upstream_first(names[row] for row in due if (names[row] in serious) == (severity is Severity.WARNING))
@@ -128,11 +131,19 @@ class ConstantOutput(Rule):
     def state_dict(self) -> dict[str, Any]:
         """The running streaks, and which layers told samples apart before."""
         kept = {"outputs": self._outputs.state_dict(), "layers": self._layers.state_dict(), "samples": self._samples}
-        return {**kept, "lively": self._lively.state_dict()}
+        return {**kept, "lively": self._lively.state_dict(), "apart": self._fine.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._outputs.load_state_dict(state["outputs"])
         self._layers.load_state_dict(state["layers"])
         self._lively.load_state_dict(state["lively"])
+        self._fine.load_state_dict(state["apart"])
         self._samples = int(state["samples"])
+
+
+def _calm(kept: PerSubject, names: tuple[str, ...], holds: np.ndarray[Any, np.dtype[np.bool_]]) -> Vector:
+    """float64 [S]: how many samples in a row each subject has been fine, this one included."""
+    rows = kept.rows(names)
+    kept["calm"][rows] = calm = np.where(holds, 0.0, kept["calm"][rows] + 1)
+    return calm
