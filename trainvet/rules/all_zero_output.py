@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trainvet.finding import Finding, Severity
-from trainvet.half import belongs
 from trainvet.rule import PerSubject, Rows, Rule, Streak
 from trainvet.statistics import Facts, Snapshot, Subject
 
@@ -60,11 +59,14 @@ class AllZeroOutput(Rule):
         """Which outputs are judged, and what parameters their modules own."""
         self._facts = facts
         sites = {name: item for name, item in facts.of("activation").items() if self._counts(item)}
+        inside: dict[str, list[Subject]] = {}
+        for other in facts.parameters.values():
+            parts = other.module.split(".")
+            for count in range(1, len(parts) + 1):
+                inside.setdefault(".".join(parts[:count]), []).append(other)
         self._own = {}
         for name, item in sites.items():
-            mine = [other for other in facts.parameters.values() if item.module and belongs(other.module, frozenset({item.module}))]
-            if item.function and item.module_type == "function":
-                mine = []
+            mine = inside.get(item.module, []) if item.module and item.module_type != "function" else []
             if not mine or any(other.trainable for other in mine):
                 self._own[name] = tuple(other.name for other in mine if other.trainable)
         self._rows.choose(self._own)
