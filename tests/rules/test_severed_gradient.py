@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.series import fresh, plan, well_worded
+from tests.series import drive, fresh, plan, snapshots, well_worded
 from trainvet.finding import Severity
 from trainvet.rules.severed_gradient import SeveredGradient
 from trainvet.statistics import Facts, Layer, Optimizer, Severance
@@ -95,6 +95,27 @@ def test_known_later_and_told_once_even_after_a_restart():
     other = fresh(rule)
     other.load_state_dict(json.loads(json.dumps(rule.state_dict())))
     assert len(list(other.begin(facts(CUT, dataclasses.replace(CUT, source="model.py:30"))))) == 1
+
+
+def test_seen_late_it_began_with_the_missing_gradients():
+    rule = SeveredGradient()
+    present = {name: [0.0 if name in BOTH else 1.0] * 6 for name in SHAPES}
+    run = snapshots(None, {"gradient.present": present}, at=range(4, 10))
+    assert drive(rule, run[:-1], facts()) == []
+    assert list(rule.begin(facts(CUT))) == []
+    (found,) = rule.check(run[-1])
+    assert (found.step, found.first_step) == (9, 4)
+    assert list(rule.end(10)) == []
+    assert json.loads(json.dumps(rule.state_dict()))["since"]["first"] == [4.0, 4.0, -1.0, -1.0]
+
+
+def test_what_the_last_step_shows_is_told_at_the_end():
+    rule = SeveredGradient()
+    run = snapshots(None, {"gradient.present": {name: [0.0 if name in BOTH else 1.0] * 6 for name in SHAPES}})
+    assert drive(rule, run, facts()) == []
+    assert list(rule.begin(facts(CUT))) == []
+    (found,) = rule.end(6)
+    assert (found.step, found.first_step) == (6, 0)
 
 
 def test_missing_evidence_is_said():

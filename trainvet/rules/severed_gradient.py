@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
 
 from trainvet.finding import Finding, Severity
-from trainvet.rule import Rule
-from trainvet.statistics import Facts, Severance
+from trainvet.rule import PerSubject, Rule
+from trainvet.statistics import Facts, Severance, Snapshot
 
 REMEDIES = {
     "detach": "remove detach()",
@@ -43,6 +45,7 @@ class SeveredGradient(Rule):
     """
 
     code = "GR108"
+    reads: ClassVar[frozenset[str]] = frozenset({"gradient.present"})
     severity = Severity.ERROR
     causes = ("the operation was meant for logging or for a target, and its result is used in the loss",)
     fixes = ("take the operation out of the way to the loss", "freeze what is not meant to train (requires_grad = False)")
@@ -50,26 +53,51 @@ class SeveredGradient(Rule):
     def __post_init__(self) -> None:
         self._told: set[str] = set()
         self._known = False
+        self._facts, self._fresh = Facts(), False
+        self._since = PerSubject(first=-1.0)  # since when a parameter has had no gradient
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
-        """Judge what the trace has shown; each operation is told once."""
-        trainable = [name for name, subject in facts.parameters.items() if subject.trainable and (not facts.owned or name in facts.owned)]
+        """Judge what the trace has shown; where steps were seen before it, with the next one, from the step on that shows it first."""
+        self._facts, self._fresh = facts, True
         self._known = self._known or bool(facts.severed or facts.disconnected or facts.layers)
-        for cut in facts.severed:
-            key = f"{cut.operation}@{cut.module}@{cut.source}"
-            names = facts.upstream_first(name for name in dict.fromkeys(cut.parameters) if name in trainable)
-            if names and key not in self._told:
-                self._told.add(key)
-                yield self._found(facts, cut, names, len(trainable))
+        return () if self._since.names else self._judge(0)
 
-    def _found(self, facts: Facts, cut: Severance, names: tuple[str, ...], total: int) -> Finding:
+    def check(self, snapshot: Snapshot) -> Iterable[Finding]:
+        """Note which parameters have no gradient."""
+        column = snapshot.column("gradient.present")
+        if column is not None:
+            rows = self._since.rows(column[0])
+            first = self._since["first"][rows]
+            self._since["first"][rows] = np.where(column[1] == 0, np.where(first < 0, snapshot.step, first), -1.0)
+        return self._judge(snapshot.step)
+
+    def end(self, step: int) -> Iterable[Finding]:
+        """What the last step's trace has shown."""
+        return self._judge(step)
+
+    def _judge(self, step: int) -> Iterator[Finding]:
+        facts, fresh = self._facts, self._fresh
+        self._fresh = False
+        if not (fresh and facts.severed):
+            return
+        trainable = {name for name, subject in facts.parameters.items() if subject.trainable and (not facts.owned or name in facts.owned)}
+        for cut in facts.severed:
+            names = facts.upstream_first(name for name in dict.fromkeys(cut.parameters) if name in trainable)
+            if names and _key(cut) not in self._told:
+                self._told.add(_key(cut))
+                yield self._found(step, cut, names, len(trainable))
+
+    def _found(self, step: int, cut: Severance, names: tuple[str, ...], total: int) -> Finding:
+        facts = self._facts
+        since = self._since["first"][[self._since.names.index(names[0])]] if names[0] in self._since.names else np.array([-1.0])
         vectors = all(len(facts.parameters[name].shape) < 2 for name in names)
         meant = facts.pretrained or facts.finetuning
         at = f" at {cut.source}" if cut.source else ""
         inside = f" in {cut.module}" if cut.module else ""
         return self.finding(
-            0,
+            step,
             f"{cut.operation}{inside}{at} ends the gradient: {len(names)} of {total} trainable parameters never learn",
+            first_step=min(step, int(since[0])) if since[0] >= 0 else step,
             subjects=names,
             severity=Severity.INFO if vectors or meant else Severity.ERROR,
             evidence={"operation": cut.operation, "module": cut.module, "source": cut.source, "parameters": len(names), "trainable": total},
@@ -83,11 +111,12 @@ class SeveredGradient(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """What was told."""
-        return {"told": sorted(self._told), "known": self._known}
+        return {"told": sorted(self._told), "known": self._known, "since": self._since.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._told, self._known = set(state["told"]), bool(state["known"])
+        self._since.load_state_dict(state["since"])
 
 
 def remedy(operation: str) -> str:
@@ -100,3 +129,7 @@ def remedy(operation: str) -> str:
     if name in CASTS:
         return "stay with floating numbers: no cast to integers or booleans"
     return f"take {operation} out of the way to the loss"
+
+
+def _key(cut: Severance) -> str:
+    return f"{cut.operation}@{cut.module}@{cut.source}"
