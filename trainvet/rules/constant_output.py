@@ -69,25 +69,26 @@ class ConstantOutput(Rule):
         flat = outputs is not None and bool((outputs[1] == 1).any())
         layers = snapshot.column("activation.constant")
         self._samples += outputs is not None or layers is not None
-        guilty = self._trailing(snapshot) if flat else ()
         if outputs is not None:
             calm = _calm(self._fine, outputs[0], outputs[1] == 1)
             due = self._outputs.update(outputs[0], outputs[1] == 1, snapshot.step, clear=calm >= self.patience)
             if due:
+                guilty = self._trailing(snapshot)
                 names = [outputs[0][row] for row in due]
                 place = f"{guilty[0]} and all behind it give" if guilty else "the model predicts"
                 first = min(self._outputs.first(name) for name in names)
                 yield self._tell(snapshot, f"{place} the same for every sample of the batch", [*guilty[:1], *names], None, first)
         if layers is not None and self._rows.find(layers[0]):
-            yield from self._judge(snapshot, guilty)
+            yield from self._judge(snapshot, flat)
 
-    def _judge(self, snapshot: Snapshot, guilty: tuple[str, ...]) -> Iterable[Finding]:
+    def _judge(self, snapshot: Snapshot, flat: bool) -> Iterable[Finding]:
         names, constant = self._rows.names, self._rows.values(snapshot, "activation.constant")
         rows = self._lively.rows(names)
         self._lively["seen"][rows] = np.maximum(self._lively["seen"][rows], constant == 0)
         lively = self._lively["seen"][rows] > 0
         calm = _calm(self._lively, names, constant == 1)
         due = self._layers.update(names, constant == 1, snapshot.step, clear=calm >= self.patience)
+        guilty = frozenset(self._trailing(snapshot)) if due and flat else frozenset()
         serious = {names[row] for row in due if lively[row] or names[row] in guilty}
         for severity in (Severity.WARNING, Severity.INFO):
             chosen = self._facts.upstream_first(names[row] for row in due if (names[row] in serious) == (severity is Severity.WARNING))
