@@ -8,15 +8,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainvet.action import TrainingAborted
 from trainvet.callbacks.diagnostics import Options, Watching
 from trainvet.callbacks.session import LOST, Session, guarded, switched_off
+from trainvet.integrations.torch.fingerprint import Fingerprints
 from trainvet.integrations.torch.guard import Guard
-from trainvet.integrations.torch.lightning import Replay, known_facts, last_checkpoint, scaler_of
+from trainvet.integrations.torch.lightning import (
+    Replay,
+    averaging,
+    fresh_metrics,
+    known_facts,
+    last_checkpoint,
+    numbers,
+    scaler_of,
+)
 from trainvet.integrations.torch.probe import Probe
 from trainvet.recording import round_tables
 from trainvet.report import Report
-from trainvet.statistics import Snapshot
+from trainvet.statistics import Snapshot, Track
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules and "lightning.pytorch" not in sys.modules:
     from pytorch_lightning import Callback
@@ -34,6 +45,8 @@ class Diagnostics(Watching, Callback):
 
     _probe: Probe | None = None
     _owner: bool = False
+    _trained: Fingerprints | None = None
+    _epoch_metrics: Mapping[str, float] | None = None
 
     @property
     def state_key(self) -> str:
@@ -49,7 +62,7 @@ class Diagnostics(Watching, Callback):
             return
         if self._session is not None:
             self._last, self._state = self.report, self.state_dict()
-        self._session, self._probe, self._owner = None, None, False
+        self._session, self._probe, self._owner, self._trained, self._epoch_metrics = None, None, False, None, None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Build plan, probe and monitor: weights, optimizers and a restored step count are there now."""
@@ -96,6 +109,7 @@ class Diagnostics(Watching, Callback):
                 replay=self._replay,
             )
             session.begin(self._probe, step)
+            self._trained = Fingerprints() if "run.other_weights" in session.monitor.keys and not averaging(trainer) else None
         except TrainingAborted:
             raise
         except Exception:
@@ -105,6 +119,7 @@ class Diagnostics(Watching, Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Judge what is still on its way, and tell."""
         if self._owner and self._probe is not None and self._session is not None:
+            self._late_metrics(trainer)
             self._judge(self._session, self._probe.poll(drain=True))
             self._session.end()
 
@@ -116,6 +131,7 @@ class Diagnostics(Watching, Callback):
         """The last chance to leave nothing behind."""
         if stage == "fit":
             self._finish("finished", "")
+            self._keep_weights(pl_module)
             if self._session is None and not switched_off():
                 self._last = Report(status="finished", reason=NO_STEP)
                 if _ours(trainer)[0] is self:
@@ -148,6 +164,16 @@ class Diagnostics(Watching, Callback):
         if self._owner and self._probe is not None:
             self._probe.loss(loss, float(trainer.accumulate_grad_batches) if pl_module.automatic_optimization else 1.0, scaled=True)
 
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Of interest where batches are accumulated."""
+        if self._owner and trainer.accumulate_grad_batches > 1:
+            self._accumulated()
+
+    @guarded
+    def _accumulated(self) -> None:
+        if self._probe is not None:
+            self._probe.after_backward()
+
     @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Gradients are complete and not yet clipped."""
@@ -172,8 +198,90 @@ class Diagnostics(Watching, Callback):
     @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Finetuning callbacks change the plan here."""
-        if self._owner and self._probe is not None and self._session is not None and self._probe.refresh():
+        if not self._owner or self._probe is None or self._session is None:
+            return
+        self._late_metrics(trainer)
+        self._probe.pace.spoil()
+        if self._probe.refresh():
             self._session.begin(self._probe, self._probe.step)
+
+    @guarded
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """The epoch's metrics are there, but for those that the module logs in this very hook, after us."""
+        if self._owner and self._probe is not None and self._session is not None:
+            self._judge(self._session, self._probe.evaluation_over(fresh_metrics(trainer)))
+            self._epoch_metrics = numbers(trainer.callback_metrics)
+
+    def _late_metrics(self, trainer: Any) -> None:
+        """What was logged since the epoch's end."""
+        before, self._epoch_metrics = self._epoch_metrics, None
+        if before is not None and self._probe is not None and self._session is not None:
+            now = numbers(trainer.callback_metrics)
+            late = {name: value for name, value in now.items() if name not in before or (value != before[name] and value == value)}
+            if late:
+                self._judge(self._session, self._probe.evaluation_over(late))
+
+    # ---- evaluations
+
+    @guarded
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """An evaluation begins; the sanity check before the training is none."""
+        if self._owner and self._probe is not None and not trainer.sanity_checking:
+            self._probe.pace.leave()
+
+    @guarded
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """The first batches are looked at."""
+        if self._owner and self._probe is not None and not trainer.sanity_checking:
+            self._probe.evaluations.start()
+
+    @guarded
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Nothing of ours stands between two batches."""
+        if self._owner and self._probe is not None and not trainer.sanity_checking:
+            self._probe.evaluations.pause()
+
+    @guarded
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """What was seen, and the metrics."""
+        if self._owner and self._probe is not None and self._session is not None and not trainer.sanity_checking:
+            self._probe.pace.back()
+            self._judge(self._session, self._probe.evaluation_over(fresh_metrics(trainer)))
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Are the weights under test those that were trained?"""
+        self._compare_weights(trainer, pl_module)
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """Likewise."""
+        self._compare_weights(trainer, pl_module)
+
+    def _keep_weights(self, module: Any) -> None:
+        if self._trained is not None and self._session is not None:
+            try:
+                self._trained.keep(module)
+            except Exception:
+                self._trained = None
+                self._session.monitor.failed("keeping a checksum of the weights failed")
+
+    def _compare_weights(self, trainer: Any, module: Any) -> None:
+        """The fit of this very callback is over; its files are closed, and its report goes on."""
+        session = self._session
+        if session is None or self._trained is None or not self._owner:
+            return
+        monitor = session.monitor
+        try:
+            strange = False if trainer.ckpt_path else self._trained.strange(module)
+            if strange is None:
+                return
+            count = len(monitor.report.findings)
+            at = np.array([max(0, monitor.step - 1)])
+            track = Track(at, np.array([monitor.applied]), np.array([float(strange)]))
+            monitor.observe(Snapshot(int(at[0]), monitor.applied, series={"run.other_weights": {"run": track}}))
+            if strange and len(monitor.report.findings) > count:
+                warnings.warn("trainvet: the weights under test are neither those of the fit nor those of one of its checkpoints", stacklevel=2)
+        except Exception:
+            monitor.failed("comparing the weights under test failed")
 
     # ---- checkpoints
 
@@ -183,6 +291,8 @@ class Diagnostics(Watching, Callback):
         if session is None or not self._owner:
             return {}
         self._catch_up()
+        if self._probe is not None and self._probe.module is not None and session.alive:
+            self._keep_weights(self._probe.module)
         try:
             return session.monitor.state_dict()
         except Exception:
@@ -194,6 +304,7 @@ class Diagnostics(Watching, Callback):
         """Judge everything measured so far: a checkpoint belongs to this very step, and is not to be written over by a run that is to end."""
         if self._probe is not None and self._session is not None:
             self._judge(self._session, self._probe.poll(drain=True))
+            self._probe.pace.spoil()  # writing the file takes its time
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Kept until the training starts, when the restored step count is known."""
@@ -201,7 +312,7 @@ class Diagnostics(Watching, Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing that is alive travels in a copy or pickle."""
-        return {**super().__getstate__(), "_probe": None, "_replay": None, "_owner": False}
+        return {**super().__getstate__(), "_probe": None, "_replay": None, "_owner": False, "_trained": None}
 
 
 def _join(callbacks: list[Diagnostics]) -> tuple[Options, Any]:

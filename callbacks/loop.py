@@ -94,7 +94,7 @@ class Watch(Watching):
             labels = {id(optimizer): names for optimizer, names in zip(self._optimizers, group_labels(self._optimizers), strict=True)}
             driven = labels.get(id(self._driven.scheduler.optimizer), ())
             schedules = simulate(self._driven, driven, self._steps, self._steps_per_epoch, self._model)
-        known = Known("torch", self._steps, tuple(schedules), manual_optimization=len(self._optimizers) > 1)
+        known = Known("torch", self._steps, tuple(schedules), manual_optimization=len(self._optimizers) > 1, **process_facts())
         self._probe = Probe(
             self._model,
             self._optimizers,
@@ -170,6 +170,8 @@ class Watch(Watching):
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and module.training and torch._C._current_graph_task_id() == -1 and not self._replay.running:
             self._begin(args, kwargs)
+        elif not (module.training and torch.is_grad_enabled()) and not self._replay.running:
+            self._elsewhere()
 
     @guarded
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -181,8 +183,22 @@ class Watch(Watching):
         if not self._open:
             self._open = True
             self._probe.forward((args, kwargs), self._batch, self._epoch, self._model)
+        else:
+            self._probe.pace.again()
+
+    @guarded
+    def _elsewhere(self) -> None:
+        """The model is called, but not for training: how long the loop stays away from it is not known."""
+        if self._probe is not None and not self._inside:
+            self._probe.pace.spoil()
+
+    @guarded
+    def _about_to_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._probe is not None and self._judged:
+            self._probe.stepping(optimizer)
 
     def _stepping(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._about_to_step(optimizer)
         self._inside = True  # a forward in here is a further evaluation of the same step
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -200,6 +216,12 @@ class Watch(Watching):
         self._batch += 1
         self._probe.updated()
         self._tell(self._session, self._probe.poll())
+
+
+def process_facts() -> dict[str, Any]:
+    """What torch itself says of the process."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return {"deterministic": torch.are_deterministic_algorithms_enabled(), "processes": torch.distributed.get_world_size() if distributed else 1}
 
 
 class _Replay:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from trainvet.action import Action, TrainingAborted
+from trainvet.callbacks.watchdog import Watchdog
 from trainvet.environment import describe
 from trainvet.finding import Finding
 from trainvet.monitor import Monitor, Sink
@@ -92,6 +93,7 @@ class Session:
         )
         self.probe: Probe | None = None
         self.alive = True
+        self.watchdog: Watchdog | None = None
         self._aborting = self._asked_to_stop = False
         self.checkpoint: Callable[[int | None], str | None] = lambda step: None
         self._stop = stop
@@ -105,6 +107,28 @@ class Session:
         self.probe = probe
         self.monitor.locate = self.monitor.locate or probe.locate
         self.act(self.monitor.begin(probe.facts(), step))
+        rule = self._stall_rule()
+        if self.watchdog is None and rule is not None:
+            self.watchdog = Watchdog(float(rule.seconds), self.log_dir)
+            self.watchdog.start()
+
+    def life(self) -> None:
+        """Something moves: a step, a batch of an evaluation, a checkpoint. What the watchdog saw before that is told now."""
+        dog = self.watchdog
+        if dog is not None:
+            dog.alive()
+            if dog.waiting:
+                self._tell_stalls(dog)
+
+    def _tell_stalls(self, dog: Watchdog) -> None:
+        rule = self._stall_rule()
+        for stood, place, path in dog.take():
+            if rule is not None:
+                self.act(self.monitor.tell(rule.stalled(self.monitor.step, stood, place, path)))
+
+    def _stall_rule(self) -> Any:
+        """The rule that the watchdog works for, where it is selected."""
+        return next((rule for rule in self.monitor.selection.rules.values() if hasattr(rule, "stalled")), None)
 
     def observe(self, snapshots: Iterable[Snapshot]) -> None:
         """Judge what has arrived; raises TrainingAborted when the user asked for that."""
@@ -151,6 +175,7 @@ class Session:
         if self._asked_to_stop and status == "finished":
             status, reason = "aborted", self.monitor.reason
         self._measure()
+        self._unwatch()
         self.monitor.end(status, reason)
         self.alive = False
 
@@ -158,11 +183,22 @@ class Session:
         """An error of ours (call it while handling the exception): measuring ends, training goes on."""
         self.monitor.failed(f"{what}: measuring was switched off")
         self.alive = False
+        self._unwatch()
         if self.probe is not None:
             try:
                 self.probe.close()
             except Exception:
                 self.monitor.failed("closing the probe failed")
+
+    def _unwatch(self) -> None:
+        """The watchdog ends; what it saw is told, but ends no run that is over."""
+        dog, self.watchdog = self.watchdog, None
+        if dog is not None:
+            dog.stop()
+            rule = self._stall_rule()
+            for stood, place, path in dog.take():
+                if rule is not None and self.monitor.status == "running":
+                    self.monitor.tell(rule.stalled(self.monitor.step, stood, place, path))
 
     def _pace(self) -> None:
         """On long runs full statistics may take 1 % of the time: while they take more, the interval between them doubles."""
@@ -221,6 +257,8 @@ def guarded(hook: Callable[Concatenate[H, P], None]) -> Callable[Concatenate[H, 
             return
         started = time.perf_counter()
         try:
+            if session.watchdog is not None:
+                session.life()
             hook(self, *args, **kwargs)
         except TrainingAborted:
             raise

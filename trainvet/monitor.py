@@ -182,6 +182,7 @@ class Monitor:
             self.status, self.reason = status, reason
             self._tell_sinks(lambda sink: sink.report(self.step, self.report))
             self._tell_sinks(lambda sink: sink.close())
+            self._sinks = []
         return self.report
 
     # ---- what can be asked at any time

@@ -18,7 +18,8 @@ class Attempt:
     """The numbers of one attempt. ``losses`` holds the micro-batches' losses; ``norms`` the gradients' norms [P], on the device.
 
     ``parts`` are further columns (target, statistic, device vector) in the order in which the packed row holds them; ``constant`` columns
-    are known on the host. ``known``: loss and norms have been read already. ``scaled``: the gradients still carry the loss scale.
+    are known on the host.
+    ``run`` holds numbers of the whole step. ``known``: loss and norms have been read already. ``scaled``: the gradients still carry the loss scale.
     ``bad``: not finite and nobody else skips it; ``armed``: the guard decides on the device; ``held``: the guard held the update, ``dropped``:
     as one of those allowed.
     """
@@ -38,6 +39,7 @@ class Attempt:
     names: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     constant: dict[tuple[str, str], Vector] = dataclasses.field(default_factory=dict)
     columns: dict[tuple[str, str], Vector] = dataclasses.field(default_factory=dict)
+    run: dict[str, float] = dataclasses.field(default_factory=dict)
     sketch: Sketch | None = None
     bad: bool = False
     armed: bool = False
@@ -119,7 +121,10 @@ class Attempt:
             self.known = True
         self.columns = dict(self.constant)
         for target, statistic, part in self.parts:
-            self.columns[target, statistic] = values[offset : offset + part.numel()]
+            if target == "run":
+                self.run[statistic] = float(values[offset])
+            else:
+                self.columns[target, statistic] = values[offset : offset + part.numel()]
             offset += part.numel()
 
     def _norms(self, norms: Vector) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from trainvet.integrations.torch.kernels import CLOSE
 from trainvet.statistics import Vector, limits_of
 
 Array = npt.NDArray[Any]
@@ -126,20 +127,24 @@ def pick(values: Sequence[Array | None], indices: Sequence[Tensor | None]) -> tu
 
 
 def update_columns(before: Array, after: Array, sizes: Sequence[int]) -> dict[str, Vector]:
-    """update.ratio, update.rms and update.unchanged, float64 [P], from the samples of all parameters, laid end to end; ``sizes`` [P] of them."""
+    """update.ratio, rms, unchanged, close and abs_mean_ratio, float64 [P], from the samples of all parameters, laid end to end, ``sizes`` [P]."""
     lengths = np.array(sizes)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])[lengths > 0]
     change, size = np.zeros(len(lengths)), np.zeros(len(lengths))
-    unchanged = np.zeros(len(lengths))
+    unchanged, close, relative = np.zeros(len(lengths)), np.zeros(len(lengths)), np.zeros(len(lengths))
     if len(starts):
         with np.errstate(all="ignore"):
+            moved, around = np.abs(after.astype(np.float64) - before), np.abs(before.astype(np.float64))
+            close[lengths > 0] = np.logical_and.reduceat(moved <= CLOSE[0] + CLOSE[1] * around, starts)
+            held = lengths[lengths > 0]
+            relative[lengths > 0] = np.add.reduceat(moved, starts) / held / (np.add.reduceat(around, starts) / held + 1e-9)
             change[lengths > 0] = np.sqrt(np.add.reduceat(np.square(after.astype(np.float64) - before), starts))
             size[lengths > 0] = np.sqrt(np.add.reduceat(np.square(before.astype(np.float64)), starts))
             unchanged[lengths > 0] = np.logical_and.reduceat(after == before, starts)
             ratio = np.where((size == 0) & (change == 0), 0.0, change / size)
     else:
         ratio = np.zeros(len(lengths))
-    return {"ratio": ratio, "rms": change / np.sqrt(np.maximum(1, lengths)), "unchanged": unchanged}
+    return {"ratio": ratio, "rms": change / np.sqrt(np.maximum(1, lengths)), "unchanged": unchanged, "close": close, "abs_mean_ratio": relative}
 
 
 def _flat(array: Array | None) -> Array:

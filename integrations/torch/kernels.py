@@ -11,6 +11,7 @@ from trainvet.statistics import limits_of
 
 FULL = ("mean", "abs_mean", "std", "abs_max", "min", "max", "zero_share", "nan", "inf", "identical_rows")
 COUNTS = ("nan", "inf")
+CLOSE = (1e-8, 1e-5)  # absolute and relative
 
 
 def flat_real(tensor: Tensor) -> Tensor:
@@ -118,13 +119,13 @@ def table(tensors: Sequence[Tensor | None], names: Iterable[str]) -> dict[str, T
 
 @torch.no_grad()
 def update_columns(before: Sequence[Tensor], after: Sequence[Tensor]) -> dict[str, Tensor]:
-    """update.ratio, update.rms and update.unchanged [P] from samples taken before and after the update."""
-    ratio, rms, unchanged = [], [], []
+    """update.ratio, rms, unchanged, close and abs_mean_ratio [P] from samples taken before and after the update."""
+    found: dict[str, list[Tensor]] = {name: [] for name in ("ratio", "rms", "unchanged", "close", "abs_mean_ratio")}
+    ratio, rms, unchanged, close, relative = found.values()
     for old, new in zip(before, after, strict=True):
         if not old.numel():
-            ratio.append(torch.zeros(()))
-            rms.append(torch.zeros(()))
-            unchanged.append(torch.zeros(()))
+            for cells in (ratio, rms, unchanged, close, relative):
+                cells.append(torch.zeros(()))
             continue
         wide = torch.float64 if old.dtype is torch.float64 else torch.float32
         change = torch.linalg.vector_norm(new.to(wide) - old.to(wide))
@@ -132,12 +133,21 @@ def update_columns(before: Sequence[Tensor], after: Sequence[Tensor]) -> dict[st
         ratio.append(torch.where((size == 0) & (change == 0), 0.0, change / size))
         rms.append(change / old.numel() ** 0.5)
         unchanged.append((new == old).all().float())
+        moved, around = (new.to(wide) - old.to(wide)).abs(), old.to(wide).abs()
+        close.append((moved <= CLOSE[0] + CLOSE[1] * around).all().float())
+        relative.append(moved.mean() / (around.mean() + 1e-9))
     device = before[0].device if before else torch.device("cpu")
-    return {
-        "ratio": torch.stack(_same([value.to(device) for value in ratio])) if ratio else torch.zeros(0),
-        "rms": torch.stack(_same([value.to(device) for value in rms])) if rms else torch.zeros(0),
-        "unchanged": torch.stack([value.to(device) for value in unchanged]) if unchanged else torch.zeros(0),
-    }
+    return {name: torch.stack(_same([value.to(device) for value in cells])) if cells else torch.zeros(0) for name, cells in found.items()}
+
+
+@torch.no_grad()
+def swallowed(before: Sequence[Tensor], after: Sequence[Tensor], had_gradient: Sequence[Tensor | None]) -> Tensor:
+    """update.swallowed_share [P]: of the sampled elements that had a gradient, the share that did not change; NaN where none had, or for None."""
+    cells = [
+        old.new_full((), torch.nan, dtype=torch.float32) if mask is None else ((new == old) & mask).sum().float() / mask.sum()
+        for old, new, mask in zip(before, after, had_gradient, strict=True)
+    ]
+    return torch.stack([cell.to(before[0].device) for cell in cells])
 
 
 def _same(cells: Sequence[Tensor]) -> list[Tensor]:

@@ -55,20 +55,87 @@ def known_facts(trainer: Any, module: Any) -> Known:
             plateau = bool(config.reduce_on_plateau)
             driven = Driven(config.scheduler, config.interval, config.frequency, plateau, int(per_epoch), accumulation)
             schedules += simulate(driven, labels.get(id(config.scheduler.optimizer), ()), planned, steps_per_epoch, module)
+    value = trainer.gradient_clip_val
+    clip = float(value) if value is not None and value > 0 else None  # Lightning takes 0 for "off"
+    by = str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm) or "norm") if clip is not None else ""
     return Known(
         framework="lightning",
         planned_steps=planned,
         schedules=tuple(schedules) if trainer.global_step == 0 else (),
         precision=str(trainer.precision),
-        clipping=None if trainer.gradient_clip_val is None else float(trainer.gradient_clip_val),
-        clipping_by=str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm) or "norm")
-        if trainer.gradient_clip_val is not None
-        else "",
+        clipping=clip,
+        clipping_by=by,
+        clips_exactly=automatic and by in ("", "norm") and usual_clipping(trainer, module),
         accumulation=accumulation,
         manual_optimization=not automatic,
         resumed=trainer.global_step > 0,
+        batches_per_epoch=int(per_epoch) if math.isfinite(per_epoch) else None,
+        repeats_batches=bool(getattr(trainer, "overfit_batches", 0)) or bool(getattr(trainer, "fast_dev_run", False)),
+        **data_facts(trainer),
+        seeded="PL_GLOBAL_SEED" in os.environ,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        finetuning=any(named(callback, "BaseFinetuning") for callback in trainer.callbacks),
+        processes=int(trainer.world_size),
+        waits=True,
         unobservable=unobservable,
     )
+
+
+def usual_clipping(trainer: Any, module: Any) -> bool:
+    """Does the trainer clip by itself, over gradients that are whole on each process?"""
+    own = type(module).configure_gradient_clipping.__module__.startswith(("lightning.", "pytorch_lightning."))
+    whole = not any(part in type(trainer.strategy).__name__ for part in ("FSDP", "DeepSpeed", "ModelParallel", "XLA"))
+    return own and whole
+
+
+def data_facts(trainer: Any) -> dict[str, Any]:
+    """What the sampler of a single DataLoader says: samples_per_epoch, shuffled, balanced. Nothing of what is not known."""
+    loader = trainer.train_dataloader
+    if not isinstance(loader, torch.utils.data.DataLoader) or isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        return {}
+    sampler, found = loader.sampler, dict[str, Any]()
+    try:
+        samples = len(sampler) * (int(trainer.world_size) if hasattr(sampler, "num_replicas") else 1)  # type: ignore[arg-type]
+        batches = trainer.num_training_batches
+        if loader.batch_size and math.isfinite(batches) and batches < len(loader):
+            samples = min(samples, int(batches) * loader.batch_size * int(trainer.world_size))
+        found["samples_per_epoch"] = samples
+    except Exception:  # a sampler without a length
+        found.clear()
+    kinds = torch.utils.data
+    if isinstance(sampler, kinds.DistributedSampler):
+        found["shuffled"] = bool(sampler.shuffle)
+    elif isinstance(sampler, kinds.RandomSampler | kinds.SubsetRandomSampler | kinds.WeightedRandomSampler):
+        found["shuffled"] = True
+    elif type(sampler) is kinds.SequentialSampler and type(loader.batch_sampler) is kinds.BatchSampler:
+        found["shuffled"] = False
+    return found | ({"balanced": True} if isinstance(sampler, kinds.WeightedRandomSampler) else {})
+
+
+def named(thing: Any, *names: str) -> bool:
+    """Is it an instance of a class of that name? (``lightning`` and ``pytorch_lightning`` hold two of each.)"""
+    return any(kind.__name__ in names for kind in type(thing).__mro__)
+
+
+def averaging(trainer: Any) -> bool:
+    """Does a callback put averaged weights in place (EMA, SWA)?"""
+    return any(named(callback, "WeightAveraging", "StochasticWeightAveraging") or "EMA" in type(callback).__name__ for callback in trainer.callbacks)
+
+
+def fresh_metrics(trainer: Any) -> dict[str, float]:
+    """The metrics of the evaluation or epoch that has just ended; not those that stand there from before."""
+    connector = getattr(trainer, "_logger_connector", None)
+    found = connector.metrics["callback"] if connector is not None and trainer._results is not None else trainer.callback_metrics
+    return numbers(found)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics of one element each, as floats. Reads the device."""
+    found = {}
+    for name, value in metrics.items():
+        if (isinstance(value, Tensor) and value.numel() == 1) or (isinstance(value, int | float) and not isinstance(value, bool)):
+            found[str(name)] = float(value)
+    return found
 
 
 def last_checkpoint(trainer: Any, good: int | None) -> str | None:

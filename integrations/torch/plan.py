@@ -15,6 +15,9 @@ from trainvet.statistics import Optimizer, Subject, Vector
 SKETCH = 1024
 TOUCHED_ROWS = 64
 ADAM = ("adam", "nadam", "radam", "adamax", "adamw", "lamb", "lion", "adafactor", "rmsprop", "adagrad", "adadelta")
+# torch's own that add the decay to the gradient; AdamW, Adafactor, Lion and Muon take it from the weight
+COUPLED = ("SGD", "ASGD", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop")
+NARROW = (torch.float16, torch.bfloat16)
 MEASURABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 
 
@@ -172,10 +175,18 @@ class Plan:
             family="adam" if adam else "sgd" if type_name.lower() in ("sgd", "asgd") else "other",
             epsilon=number(first.get("eps")),
             momentum=momentum,
-            weight_decay=number(first.get("weight_decay")),
+            weight_decay=max([number(group.get("weight_decay")) for group in optimizer.param_groups], default=0.0),
             betas=tuple(number(beta) for beta in betas) if isinstance(betas, Iterable) else (),
             groups=owned.group_labels,
             parameters=tuple(self.names[id(parameter)] for parameter in held if id(parameter) in known),
+            decayed=tuple(
+                self.names[id(parameter)]
+                for group in optimizer.param_groups
+                if number(group.get("weight_decay")) > 0
+                for parameter in group["params"]
+                if id(parameter) in known
+            ),
+            coupled_decay=type_name in COUPLED and not any(group.get("decoupled_weight_decay") for group in optimizer.param_groups),
             unknown_parameters=sum(id(parameter) not in known for parameter in held),
         )
 
@@ -237,10 +248,11 @@ class Sketch:
         self.chosen: list[Tensor | None] = []
         self._before: list[Tensor] = []
         self._host_before: host.Array | None = None
+        self._moving: list[Tensor | None] = []
 
     @torch.no_grad()
-    def take(self, whole: frozenset[str] = frozenset()) -> None:
-        """Before the update. ``whole`` names parameters to be compared in full this time."""
+    def take(self, whole: frozenset[str] = frozenset(), swallowed: bool = False) -> None:
+        """Before the update. ``whole`` names parameters to be compared in full this time; ``swallowed``: note which elements have a gradient."""
         self.chosen = []
         for position, (name, parameter) in enumerate(zip(self.owned.names, self.owned.tensors, strict=True)):
             index = self.indices[position]
@@ -250,6 +262,8 @@ class Sketch:
                 index = touched(parameter)
             self.chosen.append(index)
         values = host.arrays(self.owned.tensors)
+        pairs = list(zip(self.owned.tensors, self.chosen, strict=True))
+        self._moving = [moving(parameter, index) for parameter, index in pairs] if swallowed else []
         if values:
             self._host_before = host.pick(values, self.chosen)[0]
         else:
@@ -257,15 +271,26 @@ class Sketch:
 
     @torch.no_grad()
     def compare(self) -> dict[str, Vector] | dict[str, Tensor]:
-        """After the update: update.ratio, update.rms and update.unchanged [P], known already where the parameters lie in host memory."""
-        before, host_before = self._before, self._host_before
-        self._before, self._host_before = [], None
+        """After the update: the columns of "update" [P], known already where the parameters lie in host memory."""
+        before, host_before, had_gradient = self._before, self._host_before, self._moving
+        self._before, self._host_before, self._moving = [], None, []
         values = host.arrays(self.owned.tensors) if host_before is not None else None
         if values and host_before is not None:
             after, sizes = host.pick(values, self.chosen)
             return host.update_columns(host_before, after, sizes)
         after_all = [pick(parameter, index) for parameter, index in zip(self.owned.tensors, self.chosen, strict=True)]
-        return kernels.update_columns(before, after_all)
+        columns = kernels.update_columns(before, after_all)
+        if any(mask is not None for mask in had_gradient):
+            columns["swallowed_share"] = kernels.swallowed(before, after_all, had_gradient)
+        return columns
+
+
+def moving(parameter: nn.Parameter, index: Tensor | None) -> Tensor | None:
+    """Which elements of a 16-bit parameter's sample have a gradient other than 0; None for other types and where there is none."""
+    gradient = parameter.grad
+    if gradient is None or parameter.dtype not in NARROW or gradient.layout is not torch.strided:
+        return None
+    return pick(gradient, index) != 0
 
 
 def touched(parameter: nn.Parameter) -> Tensor:

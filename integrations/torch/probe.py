@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,35 +13,23 @@ from torch import Tensor, nn
 from trainvet.finding import Finding
 from trainvet.integrations.torch import host, kernels
 from trainvet.integrations.torch.attempt import Attempt
-from trainvet.integrations.torch.evaluation import Evaluation
+from trainvet.integrations.torch.cycle import Cycle, cells, clipped
+from trainvet.integrations.torch.evaluations import Evaluations, aside
 from trainvet.integrations.torch.evidence import early, late
 from trainvet.integrations.torch.forensics import locate
 from trainvet.integrations.torch.guard import Guard, device_side
+from trainvet.integrations.torch.known import TOLD, unmeasured
+from trainvet.integrations.torch.known import Known as Known
 from trainvet.integrations.torch.loss_scale import LossScale
+from trainvet.integrations.torch.pace import KEYS, Pace
 from trainvet.integrations.torch.plan import Plan, number
 from trainvet.integrations.torch.readback import Readback
 from trainvet.integrations.torch.rows import Rows
 from trainvet.integrations.torch.sampling import Sampling
 from trainvet.monitor import Monitor
-from trainvet.statistics import Facts, Schedule, Snapshot, Vector
+from trainvet.statistics import Facts, Snapshot, Vector
 
 LAG = 10  # steps a row may be late: the slots of the ring, and two
-
-
-@dataclasses.dataclass(frozen=True)
-class Known:
-    """What only the edge knows; handed over at the start and whenever it changes."""
-
-    framework: str = "torch"
-    planned_steps: int | None = None
-    schedules: tuple[Schedule, ...] = ()
-    precision: str = "32"
-    clipping: float | None = None
-    clipping_by: str = ""
-    accumulation: int = 1
-    manual_optimization: bool = False
-    resumed: bool = False
-    unobservable: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Replay(Protocol):
@@ -85,8 +73,9 @@ class Probe:
         self.step = step
         self.plan = Plan(module, optimizers)
         self.sampling = Sampling(self.plan, monitor)
-        self.evaluation = Evaluation(module)
         self.rows = Rows(step if applied is None else applied)
+        self.pace = Pace(self.known.processes, self.known.waits)
+        self.cycle = Cycle()
         self._readback: Readback[Attempt] = Readback()
         self._batch: Any = None
         self._index = self._epoch = 0
@@ -95,10 +84,12 @@ class Probe:
         self._in_forward = False
         self._pending: Attempt | None = None
         self._stepped: set[int] = set()
+        self._few = 0
         self._snapshots: list[Snapshot] = []
         on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         self._before_update = (on_cpu or strict) if before_update is None else before_update
         self._compiled = compiled(module)
+        self.evaluations = Evaluations(module, monitor, lambda: None if self._compiled or self.sampling.blind else self.plan.modules)
         if not self._before_update:
             self._expect_lag()
 
@@ -131,8 +122,9 @@ class Probe:
         if self.sampling.hidden_attention:
             reason = "attention computes its softmax inside one call (scaled_dot_product_attention, nn.MultiheadAttention)"
             unobservable |= {"activation.entropy": reason, "activation.input_abs_max": reason}
+        unobservable |= unmeasured(self.known, len(self.plan.owned), alone())
         if not self.scaler:
-            unobservable |= {"run.loss_scale": "no loss scaler in use"}
+            unobservable |= dict.fromkeys(("run.loss_scale", "gradient.underflow_share"), "no loss scaler in use")
             if self.guard is None:
                 unobservable |= {"run.skipped": "no loss scaler in use, and no guard was asked for"}
         return Facts(
@@ -148,11 +140,10 @@ class Probe:
             clipping=self.known.clipping,
             clipping_by=self.known.clipping_by,
             accumulation=self.known.accumulation,
-            manual_optimization=self.known.manual_optimization,
             every_step=True,
-            resumed=self.known.resumed,
+            **{name: getattr(self.known, name) for name in TOLD},
             **self.sampling.structure.facts(),
-            balanced=any(loss.weighted for loss in self.sampling.losses.values()),
+            balanced=self.known.balanced or any(loss.weighted for loss in self.sampling.losses.values()),
             profile="gan" if self.known.manual_optimization and len(self.plan.optimizers) > 1 else "",
             unobservable=unobservable,
         )
@@ -177,6 +168,11 @@ class Probe:
         if self.guard is not None and not self._micro:
             self.guard.before_forward(self.module, self.step)
         self._sampled, self._in_forward = self.monitor.due(self.step), True
+        keys = self.monitor.keys
+        if not KEYS.isdisjoint(keys):
+            self.pace.batch(batch, self._own())
+        if self._sampled and not self._micro and "run.stale_gradient" in keys and len(self.plan.owned) == 1:
+            self.cycle.begin(self.plan.owned[0])
         if self._sampled and not self._compiled:
             self.sampling.look(self.monitor.keys, inside, again=not self._micro)
 
@@ -192,6 +188,20 @@ class Probe:
         if scale is not None:
             value = value / scale.to(value.device)
         self._micro.append(value if factor == 1.0 else value * factor)
+
+    def after_backward(self) -> None:
+        """A backward is done. Of a sampled step that accumulates, the first micro-batch's gradient is measured."""
+        if self._sampled and len(self._micro) == 1 and len(self.plan.owned) == 1 and "run.noise_scale" in self.monitor.keys:
+            self.cycle.first_micro_batch(self.plan.owned[0])
+            self._few = self.pace.first
+
+    def stepping(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to step, and gradients are as it is given them (an edge without closures)."""
+        attempt = self._pending
+        if attempt is None or not attempt.sampled or attempt.owned.optimizer is not optimizer or attempt.run.get("norm_after") is not None:
+            return
+        if "run.clip_scale" in self.monitor.keys and not (attempt.scaled and attempt.owned.fused):
+            clipped(attempt)
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Snapshot]:
         """The gradients of one optimizer step are complete, unscaled if they ever are, not yet clipped.
@@ -222,6 +232,9 @@ class Probe:
         elif sampled or self.scaler:
             attempt.norms = torch.from_numpy(measured)
         attempt.losses, self._micro = self._micro, []
+        if sampled:
+            attempt.run["micro_batches"] = float(len(attempt.losses))
+            self.cycle.gradients(attempt)
         if self.scaler:
             self._read_scale(attempt)
         urgent: list[Snapshot] = []
@@ -248,9 +261,21 @@ class Probe:
         self.sampling.pause()
         self._in_forward = False
         self._finish(over=True)
+        self.pace.idle(self._own())
         self._stepped.clear()
         if self.guard is not None:
             self.guard.disarm()
+
+    # ---- an evaluation between two steps
+
+    def evaluation_over(self, metrics: Mapping[str, float]) -> list[Snapshot]:
+        """The evaluation (or an epoch) is over, with these metrics: everything before it, and then it."""
+        tables = self.evaluations.stop()
+        told = metrics if "metric.value" in self.monitor.keys else {}
+        if not tables and not told:
+            return []
+        ready, step = self.poll(drain=True), max(0, self.step - 1)
+        return [*ready, aside(step, self.rows.applied, self._index, self._epoch, tables, told)]
 
     def poll(self, drain: bool = False) -> list[Snapshot]:
         """Snapshots that are complete; ``drain`` waits for the device and empties the rows."""
@@ -318,6 +343,8 @@ class Probe:
     def close(self) -> None:
         """Everything of ours is removed from the user's objects."""
         self.sampling.stop()
+        self.cycle.stop()
+        self.evaluations.close()
         if self.guard is not None:
             self.guard.disarm()
         self._batch, self._micro, self.replay = None, [], None
@@ -333,14 +360,35 @@ class Probe:
     def _finish(self, over: bool = False) -> None:
         """The update of the pending attempt is done: measure what follows it and send the row. ``over``: the batch is over too."""
         attempt, self._pending = self._pending, None
-        if attempt is None or attempt.bad:
+        if attempt is None:
+            return
+        keys = self.monitor.keys
+        if not KEYS.isdisjoint(keys):
+            few = self._few
+            attempt.run |= {key: value for key, value in self.pace.step(self._own()).items() if key in keys or key == "run.batch_size"}
+            if few:
+                attempt.run["few"] = float(few)
+        self._few = 0
+        if attempt.bad:
             return
         if attempt.sampled:
+            if self._clips_unseen(attempt):
+                clipped(attempt)
             self.sampling.updated(attempt, self._batch, over)
         elif attempt.known:
             self._row(attempt, attempt.changed)
             return
         self._readback.send(attempt.pack(), attempt)
+
+    def _clips_unseen(self, attempt: Attempt) -> bool:
+        """Can what clipping did only be read from the gradients that are left after the update? Optimizers other than torch's may change them."""
+        if "run.clip_scale" not in self.monitor.keys or self.known.framework != "lightning" or self.known.clips_exactly:
+            return False
+        return type(attempt.owned.optimizer).__module__.startswith("torch.optim.")
+
+    def _own(self) -> float:
+        """Seconds spent in trainvet, with those of a look that are not yet counted."""
+        return self.monitor.own_seconds + self.sampling.looking
 
     def _arrived(self, attempt: Attempt, values: Vector) -> None:
         """A packed row has reached the host."""
@@ -385,6 +433,7 @@ class Probe:
             attempt.scale_value if self.scaler else None,
             (attempt.skipped or attempt.dropped) if skips else None,
             changed,
+            cells(attempt, self.monitor.keys, self.known) if attempt.run or self.known.clips_exactly else {},
         )
 
     def _alarm(self, attempt: Attempt, gradients: list[Tensor | None]) -> list[Snapshot]:

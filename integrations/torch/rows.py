@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from trainvet.statistics import Snapshot, Table, Track
@@ -36,8 +39,9 @@ class Rows:
         scale: float | None = None,
         skipped: bool | None = None,
         changed: bool = True,
+        more: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """One attempt. ``changed``: did it move weights; ``groups`` and ``rates``: learning rates by group."""
+        """One attempt. ``changed``: did it move weights; ``groups`` and ``rates``: learning rates by group; ``more``: other numbers of the run."""
         self.applied += changed
         place = len(self._steps)
         self._steps.append(step)
@@ -51,6 +55,8 @@ class Rows:
             self._put("run.loss_scale", "run", place, scale)
         if skipped is not None:
             self._put("run.skipped", "run", place, float(skipped))
+        for key, value in more.items():
+            self._put(key, "run", place, value)
 
     def flush(self, step: int, batch: int, epoch: int, tables: dict[str, Table]) -> Snapshot:
         """All rows since the last flush as a snapshot that ends at ``step``."""

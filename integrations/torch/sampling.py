@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainvet.integrations.torch import broken, host, kernels
+from trainvet.integrations.torch import broken, host, kernels, precision
 from trainvet.integrations.torch.activations import Look, Windows
 from trainvet.integrations.torch.attempt import Attempt
 from trainvet.integrations.torch.buffers import Buffers
@@ -22,6 +22,7 @@ from trainvet.monitor import Monitor
 from trainvet.statistics import Loss, Subject, Table, Vector, shares
 
 LINEAR = frozenset({"norm", "rms", "mean", "abs_mean", "std", "abs_max", "min", "max"})
+USUAL = ("ratio", "rms", "unchanged")
 SUSPECT = 3  # samples with an unchanged sketch after which a parameter is compared in full
 
 
@@ -72,6 +73,11 @@ class Sampling:
         """Does all attention that was seen compute its softmax inside one call?"""
         return self.fused_attention and not any(site.role == "attention" for site in self._sites.values())
 
+    @property
+    def looking(self) -> float:
+        """Seconds of the present look."""
+        return 0.0 if self._look is None else self._look.seconds
+
     def loss_name(self, owned: Owned) -> str:
         """The name of the loss that an optimizer minimises."""
         return "loss" if len(self.plan.owned) == 1 else f"loss of {owned.label}"
@@ -115,11 +121,16 @@ class Sampling:
         attempt.names["gradient"] = owned.names
         attempt.constant["gradient", "present"] = np.array([gradient is not None for gradient in gradients], dtype=np.float64)
         self._columns(attempt, "gradient", gradients, want, attempt.norms)
+        if attempt.scale is not None and "gradient.underflow_share" in want:
+            attempt.parts.append(("gradient", "underflow_share", precision.underflow_share(gradients, attempt.scale, attempt.scaled)))
+        if "update.moment_ratio" in want and (ratio := precision.moment_ratio(attempt)) is not None:
+            attempt.parts.append(("update", "moment_ratio", ratio))
         if any(key.startswith("update.") for key in want):
             sketch = self._sketches.get(id(owned.optimizer))
             if sketch is None or sketch.owned is not owned:
                 sketch = self._sketches[id(owned.optimizer)] = Sketch(owned, self._embeddings)
-            sketch.take(frozenset(name for name, count in self._unchanged.items() if count >= SUSPECT))
+            suspects = frozenset(name for name, count in self._unchanged.items() if count >= SUSPECT)
+            sketch.take(suspects, swallowed="update.swallowed_share" in want)
             attempt.sketch = sketch
         self.seconds += time.perf_counter() - started
 
@@ -134,6 +145,8 @@ class Sampling:
         if attempt.sketch is not None:
             attempt.names["update"] = owned.names
             for name, column in attempt.sketch.compare().items():
+                if name not in USUAL and f"update.{name}" not in want:
+                    continue
                 if isinstance(column, Tensor):
                     attempt.parts.append(("update", name, column))
                 else:
