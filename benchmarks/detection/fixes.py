@@ -7,6 +7,7 @@ the fault of that kind and nothing else. Advice to look at something is not unde
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -113,13 +114,17 @@ class Action:
     cures: tuple[str, ...] = ()
 
 
+def _put(put: Callable[[Setup, float], None], number: float, setup: Setup) -> None:
+    put(setup, number)
+
+
 def understood(advice: str) -> Action | None:
     """The action behind an advice; None where there is none."""
     for pattern, put in NUMBERS:
         found = re.search(pattern, advice)
         if found:
             number = float(found.group(1).rstrip("."))
-            return Action(change=lambda setup: put(setup, number))
+            return Action(change=functools.partial(_put, put, number))
     interval = re.search(r"step the schedule after every (optimizer )?(step|epoch)", advice)
     if interval:
         return Action(change=lambda setup: setattr(setup, "interval", interval.group(2)))

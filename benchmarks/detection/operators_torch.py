@@ -139,7 +139,7 @@ def frozen_by_accident(setup):
 
 @OWN.add({"WT102"}, "optimizer", "optimizer", lambda setup: len(weighted(setup)) >= 2, structural=True)
 def missing_from_the_optimizer(setup):
-    name = list(weighted(setup))[0]
+    name = next(iter(weighted(setup)))
     setup.trains = lambda parameter: not parameter.startswith(name + ".")
     setup.mark = marks(name, f"{name}.weight", f"{name}.bias")
 

@@ -1,4 +1,4 @@
-"""Runs jobs in forked processes that share one import of a framework. ``python -m benchmarks.detection.run torch|keras JOBS RESULTS``."""
+"""Runs jobs in forked processes that share one import of a framework. ``python -m benchmarks.detection.run SIDE JOBS RESULTS N``."""
 
 from __future__ import annotations
 
@@ -148,8 +148,24 @@ def work(jobs: Sequence[Job], results: Path, at_once: int) -> None:
             print(f"{len(jobs) - len(waiting) - len(running)} of {len(jobs)}", job.framework, job.recipe, job.operator, job.seed, flush=True)
 
 
+def planned(side: str) -> dict[str, Any]:
+    """Which frameworks each recipe is for, and which faults apply to it."""
+    from benchmarks.detection import operators
+
+    made = {}
+    for name, recipe in recipes(side).items():
+        faults = operators.of(side)
+        setup = build(Job(recipe.frameworks[0], name, "", 0))
+        fitting = [fault.name for fault in faults.values() if fault.applies(setup)]
+        made[name] = {"frameworks": recipe.frameworks, "origin": recipe.origin, "faults": fitting}
+    return made
+
+
 def main() -> None:
     """The process of one side."""
+    if sys.argv[2] == "--plan":
+        Path(sys.argv[3]).write_text(json.dumps(planned(sys.argv[1])), encoding="utf-8")
+        return
     side, jobs, results, at_once = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     read = [Job(**json.loads(line)) for line in jobs.read_text(encoding="utf-8").splitlines()]
     work([job for job in read if job.side == side], results, at_once)

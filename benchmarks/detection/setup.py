@@ -17,7 +17,8 @@ class Setup:
     """Everything a run needs. ``x`` are the model's inputs, ``y`` its targets; ``val_x`` and ``val_y`` are never trained on.
 
     ``kind`` is what the targets are: "classes" and "tokens" (int64), "binary" (0 or 1), "values" (float targets), "images" (the input is the
-    target) or "other", which brings its own ``score``. ``mark`` (a pattern of names) and ``start`` (a step) say where and when a fault was put in. Scores are accuracies, or 1 - error / variance for what is continuous: higher is better.
+    target) or "other", which brings its own ``score``. Scores are accuracies, or 1 - error / variance for what is continuous: higher is better.
+    ``mark`` (a pattern of names) and ``start`` (a step) say where and when a fault was put in.
     """
 
     model: Any

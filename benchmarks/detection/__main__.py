@@ -1,0 +1,145 @@
+"""How often trainvet is right, in one command: ``python -m benchmarks.detection [--quick]``.
+
+Healthy recipes are trained with every seed; each fault is put into a few of the recipes it applies to. Results go to ``results.json`` and
+``results.md`` beside this file, or to ``--out``. ``--quick`` is a short fixed selection that fails on a false alarm or on too many misses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.detection.run import Job
+from benchmarks.detection.score import summary
+from benchmarks.detection.table import markdown, results
+
+HERE = Path(__file__).parent
+FRAMEWORKS = ("lightning", "loop", "keras")
+QUICK = {
+    "torch": (
+        ("lightning", "mlp-digits", ("", "rate-too-high", "rate-too-low", "missing-from-the-optimizer", "softmax-twice", "missing-value-in-one-row")),
+        ("loop", "mlp-wine-tanh", ("", "zero-initialisation", "detached-branch", "momentum-too-high")),
+        ("loop", "cnn-digits", ("",)),
+        ("lightning", "gpt2-characters", ("",)),
+        ("loop", "lora-digits", ("",)),
+    ),
+    "keras": (
+        ("keras", "mlp-digits", ("", "rate-too-high", "zero-initialisation", "missing-value-in-one-row")),
+        ("keras", "wine-tanh", ("", "rate-too-low")),
+        ("keras", "cnn-digits", ("",)),
+    ),
+}
+LEAST = 0.8  # of the faults of --quick must be diagnosed
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "KERAS_BACKEND": "tensorflow",
+}
+
+
+def side_of(framework: str) -> str:
+    """The process in which a framework runs."""
+    return "keras" if framework == "keras" else "torch"
+
+
+def run(side: str, *arguments: str) -> None:
+    """A process of one side."""
+    subprocess.run([sys.executable, "-m", "benchmarks.detection.run", side, *arguments], env={**os.environ, **ENVIRONMENT}, check=False)
+
+
+def plan(side: str) -> dict[str, dict[str, Any]]:
+    """Recipes of a side, with their frameworks and the faults that apply."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "plan.json"
+        run(side, "--plan", str(path))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def draw(operator: str, framework: str, recipe: str) -> str:
+    """An order of recipes that is the same on every machine and another one for each fault."""
+    return hashlib.sha256(f"{operator} {framework} {recipe}".encode()).hexdigest()
+
+
+def choose(known: dict[str, dict[str, Any]], frameworks: list[str], seeds: list[int], each: int, healthy_only: bool) -> list[Job]:
+    """Every recipe healthy with every seed; each fault in ``each`` of the recipes it applies to, with changing seeds."""
+    jobs = [Job(name, recipe, "", seed) for recipe, facts in known.items() for name in facts["frameworks"] if name in frameworks for seed in seeds]
+    if healthy_only:
+        return jobs
+    faults = dict.fromkeys(fault for facts in known.values() for fault in facts["faults"])
+    for framework in frameworks:
+        for fault in faults:
+            fitting = [recipe for recipe, facts in known.items() if framework in facts["frameworks"] and fault in facts["faults"]]
+            fitting.sort(key=lambda recipe: draw(fault, framework, recipe))
+            jobs += [Job(framework, recipe, fault, seeds[number % len(seeds)]) for number, recipe in enumerate(fitting[:each])]
+    return jobs
+
+
+def execute(jobs: list[Job], at_once: int) -> list[dict[str, Any]]:
+    """Run all jobs, side by side; returns their rows."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        for side in dict.fromkeys(job.side for job in jobs):
+            listed, out = Path(directory) / f"{side}.jobs", Path(directory) / f"{side}.rows"
+            listed.write_text("".join(json.dumps(dataclasses.asdict(job)) + "\n" for job in jobs if job.side == side), encoding="utf-8")
+            run(side, str(listed), str(out), str(at_once))
+            rows += [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+    return rows
+
+
+def main() -> int:
+    """Choose, run, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a fixed handful in under 3 minutes; fails on a false alarm or too many misses")
+    parser.add_argument("--only", default="", metavar="PATTERN", help='only runs whose "framework recipe fault" holds this regular expression')
+    parser.add_argument("--framework", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--each", type=int, default=4, help="how many recipes each fault is put into, per framework")
+    parser.add_argument("--healthy", action="store_true", help="no faults")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    parser.add_argument("--out", type=Path, default=None, help="folder of results.json and results.md")
+    options = parser.parse_args()
+    sides = dict.fromkeys(map(side_of, options.framework))
+    if options.quick:
+        chosen = [part for side in sides for part in QUICK[side] if part[0] in options.framework]
+        jobs = [Job(framework, recipe, fault, 0) for framework, recipe, faults in chosen for fault in faults]
+    else:
+        jobs = []
+        for side in sides:
+            frameworks = [name for name in options.framework if side_of(name) == side]
+            jobs += choose(plan(side), frameworks, options.seeds, options.each, options.healthy)
+    named = [job for job in jobs if re.search(options.only, f"{job.framework} {job.recipe} {job.operator}")]
+    wanted = {(job.framework, job.recipe, job.seed) for job in named}
+    rows = execute([job for job in jobs if job in named or (not job.operator and (job.framework, job.recipe, job.seed) in wanted)], options.jobs)
+    command = " ".join(["python -m benchmarks.detection", *(argument for argument in sys.argv[1:] if argument != str(options.out))])
+    out = options.out or (Path(tempfile.mkdtemp()) if options.quick or options.only else HERE)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(results(rows, command), indent=1), encoding="utf-8")
+    text = markdown(rows, command)
+    (out / "results.md").write_text(text, encoding="utf-8")
+    print(text)
+    print(f"written to {out}")
+    if not options.quick:
+        return 0
+    figures = summary(rows)
+    lost = sum("skipped" in row for row in rows) + len(jobs) - len(rows) + figures["not learnt"]
+    recall = figures["recall"]
+    failures = [f"{figures['false alarms']} false alarms"] if figures["false alarms"] else []
+    failures += [f"{lost} runs without a result"] if lost else []
+    failures += [f"{recall.hits} of {recall.of} faults diagnosed, fewer than {LEAST:.0%}"] if recall.hits < LEAST * recall.of else []
+    print("; ".join(failures) or "quick check passed", flush=True)
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
