@@ -90,7 +90,7 @@ class ConstantOutput(Rule):
         due = self._layers.update(names, constant == 1, snapshot.step, clear=calm >= self.patience)
         guilty = frozenset(self._trailing(snapshot)) if due and flat else frozenset()
         serious = {names[row] for row in due if lively[row] or names[row] in guilty}
-        for severity in (Severity.WARNING, Severity.INFO):
+        for severity in (Severity.WARNING, Severity.INFO) if due else ():
             chosen = self._facts.upstream_first(names[row] for row in due if (names[row] in serious) == (severity is Severity.WARNING))
             if chosen:
                 more = f" and {len(chosen) - 1} more" if len(chosen) > 1 else ""
