@@ -30,6 +30,7 @@ def norm(written, **more):
         (f"{CALM}, 9 x3, 1 x50, 30 x3, 1 x40", [122, 175]),
         ("9 x3, 1 x300, 5 x3, 1 x20", [305]),  # only the last 256 count
         ("9 x3, 1 x200, 5 x3, 1 x20", []),
+        ("1 x60, 3.5, 1 x60, 3.4, 3.6, 3.4, 3.6, 3.4, 1 x20", []),  # two of five above the highest
         ("1..20 x600", []),  # a slow rise
         ("0 x300, 1 x9", []),
         ("1 x600", []),
