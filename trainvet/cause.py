@@ -37,8 +37,8 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     # data
     "IN101": ("NF", "LO", "GR", "WT", "AC", "LS"),
     "IN111": ("NF", "LO", "GR101", "GR103"),
-    "NF101": ("LO", "GR", "WT", "AC", "LS", "NF103", "FT"),
     "NF103": ("NF101", "LO", "GR", "WT", "AC", "FT"),
+    "NF101": ("LO", "GR", "WT", "AC", "LS", "FT"),
     "IN103": (*RUNAWAY, *STANDSTILL, "LO109", "LO110"),
     "IN109": (*RUNAWAY, *STANDSTILL),
     # wiring
@@ -55,7 +55,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     # precision
     "LS104": ("LS", *STANDSTILL, "WT103", "NF101", "NF102"),
     "LS102": ("LS101", "LS103", *STANDSTILL, "GR101", "GR103"),
-    "LS103": STANDSTILL,
+    "LS103": (*STANDSTILL, "WT103"),
     "LS101": ("WT106",),
     "WT103": ("WT101", "WT106"),
     # how the data look
@@ -70,7 +70,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "LR105": (*RUNAWAY, *STANDSTILL, "WT109"),
     "LR101": (*RUNAWAY, *STANDSTILL, "LR102"),
     "GR106": (*RUNAWAY, "WT106"),
-    "LR103": ("LO101", "LO102", "LO103", "GR101", "GR103", "WT105", "AC", "NF101"),
+    "LR103": ("LO101", "LO102", "LO103", "GR101", "GR103", "WT105", "WT110", "AC", "NF101"),
     "LR102": ("WT106", "LO102"),
     "GR105": ("WT106",),
     # what the numbers show
@@ -86,7 +86,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "AC107": ("LO101", "LO102", "NF101", "GR103"),
     "LO101": (*RUNAWAY, *STANDSTILL, "FT"),
     "AC103": ("GR102", "WT106"),
-    "AC102": ("GR102", "GR104", "WT106", "AC105"),
+    "AC102": ("GR102", "GR104", "WT106", "AC104", "AC105"),
     "AC105": ("GR102", "GR104", "WT106", "WT101"),
     "AC104": ("GR102", "GR104", "WT106", "WT101", "AC105"),
     "NF102": ("NF101", "LS101", "LS102"),
