@@ -146,8 +146,8 @@ def in_lightning(setup: Setup, log_dir: Path | None, extra: tuple[Any, ...] = ()
     trainer.fit(Module(setup), *loaders(setup))
 
 
-def in_loop(setup: Setup, log_dir: Path | None) -> Iterator[Any]:
-    """The same with a hand-written loop and :func:`trainvet.callbacks.loop.watch`."""
+def in_loop(setup: Setup, log_dir: Path | None, watcher: Any = None) -> Iterator[Any]:
+    """The same with a hand-written loop and :func:`trainvet.callbacks.loop.watch`, or with another ``watcher(model, optimizers)`` in its place."""
     from trainvet.callbacks.loop import watch
 
     model = setup.model.bfloat16() if setup.precision == "bf16-true" else setup.model
@@ -160,10 +160,12 @@ def in_loop(setup: Setup, log_dir: Path | None) -> Iterator[Any]:
     if log_dir is not None:
         arguments = {"scheduler": schedule, "steps_per_epoch": per_epoch, "scheduler_interval": setup.interval} if schedule is not None else {}
         vet = watch(model, made, scaler=scaler, steps=setup.steps, log_dir=log_dir, **arguments)
+    elif watcher is not None:
+        vet = watcher(model, made)
     yield vet if log_dir is not None else None
     training, validation = loaders(setup)
     cast = torch.autocast("cpu", dtype=mixed) if mixed is not None else contextlib.nullcontext()
-    told = (lambda loss, made: None) if log_dir is None else (lambda loss, made: vet.step(loss, made))
+    told = (lambda loss, made: None) if log_dir is None and watcher is None else (lambda loss, made: vet.step(loss, made))
     step = 0
     with vet:
         model.train()
