@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -85,6 +86,7 @@ class Probe:
         self._pending: Attempt | None = None
         self._stepped: set[int] = set()
         self._few = 0
+        self._since: float | None = None
         self._snapshots: list[Snapshot] = []
         on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         self._before_update = (on_cpu or strict) if before_update is None else before_update
@@ -258,10 +260,12 @@ class Probe:
 
     def updated(self) -> None:
         """The batch is over: weights have moved, or the step was skipped."""
+        self._since = time.perf_counter()
         self.sampling.pause()
         self._in_forward = False
         self._finish(over=True)
         self.pace.idle(self._own())
+        self._since = None
         self._stepped.clear()
         if self.guard is not None:
             self.guard.disarm()
@@ -387,8 +391,8 @@ class Probe:
         return type(attempt.owned.optimizer).__module__.startswith("torch.optim.")
 
     def _own(self) -> float:
-        """Seconds spent in trainvet, with those of a look that are not yet counted."""
-        return self.monitor.own_seconds + self.sampling.looking
+        """Seconds spent in trainvet, with those of a look and of the present call that are not yet counted."""
+        return self.monitor.own_seconds + self.sampling.looking + (0.0 if self._since is None else time.perf_counter() - self._since)
 
     def _arrived(self, attempt: Attempt, values: Vector) -> None:
         """A packed row has reached the host."""

@@ -41,8 +41,8 @@ class Everything(Rule):
 
     def sampled(self, key: str) -> dict[int, dict[str, float]]:
         """{step: {subject: value}} of a sampled statistic."""
-        columns = {snapshot.step: snapshot.column(key) for snapshot in self.seen}
-        return {step: dict(zip(column[0], column[1].tolist(), strict=True)) for step, column in columns.items() if column is not None}
+        columns = [(snapshot.step, snapshot.column(key)) for snapshot in self.seen]
+        return {step: dict(zip(column[0], column[1].tolist(), strict=True)) for step, column in columns if column is not None}
 
     def series(self, key: str, name: str | None = None) -> dict[int, float]:
         """{step: value} of an every-step series."""
