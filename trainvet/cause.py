@@ -40,7 +40,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "NF103": ("NF101", "LO", "GR", "WT", "AC", "FT"),
     "NF101": ("LO", "GR", "WT", "AC", "LS", "FT"),
     "IN103": (*RUNAWAY, *STANDSTILL, "LO109", "LO110"),
-    "IN109": (*RUNAWAY, *STANDSTILL),
+    "IN109": (*RUNAWAY, *STANDSTILL, "GR105"),
     # wiring
     "WT102": ("GR", "WT101", "WT105", "WT106", "LO108", "AC", "MO101", "MO103"),
     "MO101": ("GR104", "WT101", "WT106"),
@@ -64,12 +64,12 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "IN105": ("LO101", "LO102", "LO103", "LO106", "GR103", "FT"),
     "IN106": ("FT101", "FT103", "FT105"),
     "IN107": ("FT101",),
-    "IN110": ("FT101",),
+    "IN110": ("FT101", "LO103", "LO106"),
     "MO109": ("FT101", "FT103", "FT105"),
     # settings
     "LR105": (*RUNAWAY, *STANDSTILL, "WT109"),
     "LR101": (*RUNAWAY, *STANDSTILL, "LR102"),
-    "GR106": (*RUNAWAY, "WT106"),
+    "GR106": (*RUNAWAY, "GR105", "WT106"),
     "LR103": ("LO101", "LO102", "LO103", "GR101", "GR103", "WT105", "WT110", "AC", "NF101"),
     "LR102": ("WT106", "LO102"),
     "GR105": ("WT106",),
@@ -83,6 +83,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "WT109": ("WT105", *STANDSTILL, "AC103"),
     "WT105": (*RUNAWAY, *STANDSTILL),
     "WT110": ("LO101", "LO102", "NF101", "NF102", "AC", "GR103"),
+    "GR103": ("LO101", "LO102", "LO103", "NF101"),
     "AC107": ("LO101", "LO102", "NF101", "GR103"),
     "LO101": (*RUNAWAY, *STANDSTILL, "FT"),
     "AC103": ("GR102", "WT106"),
@@ -95,8 +96,8 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "WT106": (),
     "FT101": ("FT105",),
     "LO104": ("LO105", "LO107", "FT102", "FT105"),
-    "FT102": ("LO107", "LO105", "FT105"),
-    "LO107": ("LO105", "FT105"),
+    "FT102": ("LO105", "FT105"),
+    "LO107": ("LO105", "FT102", "FT105"),
     "LO105": ("FT105",),
 }
 # how fast a run is, how it can be repeated and how it does on other data says nothing about how well it learns; nor does the user's own limit
