@@ -15,6 +15,7 @@ import keras
 
 from trainvet.callbacks.diagnostics import Watching
 from trainvet.callbacks.session import Session, guarded, switched_off
+from trainvet.integrations.keras.evaluation import array_adapter
 from trainvet.integrations.keras.facts import hyper_parameters
 from trainvet.integrations.keras.probe import Fit, Probe
 
@@ -37,6 +38,7 @@ class Diagnostics(Watching, keras.callbacks.Callback):
     _spent: float = 0.0
     _companions: tuple[Any, ...] = ()
     _epochs: tuple[tuple[int, float], ...] = ()
+    _data: tuple[bool | None, int | None] = (None, None)
 
     # ---- start and end
 
@@ -54,6 +56,7 @@ class Diagnostics(Watching, keras.callbacks.Callback):
         mine = _together.pop(self.model, [])
         if switched_off() or not mine or mine[0] is not self:
             return
+        self._data = _data()
         options, selection = copy.copy(self._options), copy.deepcopy(self._selection)
         for callback in mine[1:]:
             options.merge(callback._options)
@@ -108,7 +111,7 @@ class Diagnostics(Watching, keras.callbacks.Callback):
         self._probe = Probe(
             self.model,
             monitor,
-            Fit(params.get("epochs"), params.get("steps"), epoch, self._companions),
+            Fit(params.get("epochs"), params.get("steps"), epoch, self._companions, *self._data),
             latched=aborts,
             allowed=session.options.skip_bad_updates,
             step=monitor.step,
@@ -126,10 +129,31 @@ class Diagnostics(Watching, keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation follows the epoch's last batch and will reset the metrics."""
         self._close_epoch()
+        self._evaluate(False)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """The validation is over."""
+        self._evaluate(True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The epoch's last batch is over."""
+        """The epoch's last batch is over, and so is its validation."""
         self._close_epoch()
+        self._report_metrics(logs)
+
+    @guarded
+    def _evaluate(self, over: bool) -> None:
+        if self._owner and self._probe is not None and self._session is not None:
+            if over:
+                self._probe.end_evaluation()
+                self._session.observe(self._probe.poll())
+            else:
+                self._probe.begin_evaluation()
+
+    @guarded
+    def _report_metrics(self, logs: Any) -> None:
+        if self._owner and self._probe is not None and self._session is not None:
+            self._probe.metrics(logs)
+            self._session.observe(self._probe.poll())
 
     @guarded
     def _close_epoch(self) -> None:
@@ -162,6 +186,18 @@ def _companions() -> tuple[Any, ...]:
     """The other callbacks of this fit. Keras does not hand them over; the list is the caller of ``on_train_begin``."""
     caller = sys._getframe(2).f_locals.get("self")
     return tuple(getattr(caller, "callbacks", ())) if isinstance(caller, keras.callbacks.CallbackList) else ()
+
+
+def _data() -> tuple[bool | None, int | None]:
+    """Where ``fit`` reads arrays: are they shuffled, and how many samples an epoch has. Keras hands neither over; ``fit`` holds the reader."""
+    frame = sys._getframe(2).f_back
+    iterator = frame.f_locals.get("epoch_iterator") if frame is not None else None
+    adapter = array_adapter(iterator)
+    shuffled, samples, size = (getattr(adapter, name, None) for name in ("_shuffle", "_num_samples", "_batch_size"))
+    steps = getattr(iterator, "steps_per_epoch", None)
+    if not isinstance(samples, int) or not isinstance(size, int):
+        return None, None
+    return shuffled if isinstance(shuffled, bool) else None, samples if not steps else min(samples, int(steps) * size)
 
 
 def _logger_dir(companions: tuple[Any, ...]) -> Path | None:

@@ -37,13 +37,15 @@ class Outcome:
     """What a measured step left behind beside its logs.
 
     ``vector`` is the packed reading (float64 [layout.size]). ``held`` says that the guard kept the update back. ``before`` maps variables' ids
-    to their values before the step, on the device, where they were kept for a replay.
+    to their values before the step, on the device, where they were kept for a replay; ``outputs`` holds the predictions by name, of a large one the
+    first samples.
     """
 
     layout: Layout
     vector: Vector
     held: bool = False
     before: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    outputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Step(Protocol):

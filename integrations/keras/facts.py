@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,28 +12,48 @@ import numpy as np
 
 from trainvet.integrations.keras.plan import Plan
 from trainvet.integrations.keras.schedules import describe
-from trainvet.statistics import Loss, Optimizer, Schedule, Subject
+from trainvet.statistics import Optimizer, Schedule, Subject
 
 # optimizers that divide by a running root mean square
 ADAPTIVE = ("Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Lamb")
-KINDS = {
-    "sparse_categorical_crossentropy": "cross_entropy",
-    "categorical_crossentropy": "cross_entropy",
-    "binary_crossentropy": "binary_cross_entropy",
-    "mean_squared_error": "regression",
-}
-REDUCTIONS = {"sum_over_batch_size": "mean", "mean": "mean", "mean_with_sample_weight": "mean", "sum": "sum", None: "none", "none": "none"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What made a prediction: layer, function ("linear" for a layer without one, "" unknown), and the axis of a softmax (-1: unknown)."""
+
+    layer: str = ""
+    function: str = ""
+    axis: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A prediction or a label that the loss is given: its place in the structure, its name as a subject, its shape as traced, what made it."""
+
+    path: tuple[Any, ...]
+    name: str
+    shape: tuple[int | None, ...] = ()
+    origin: Origin = Origin()
 
 
 @dataclasses.dataclass
 class Traits:
     """What tracing a measured step taught: the leaf layers in the order of their calls, the parameters each optimizer was given, the subjects
-    that were seen, the shape of each prediction, and whether samples were weighted or a penalty was added to the loss."""
+    that were seen, what the loss is given (``own_labels``: the labels of the batch as they are), how often each leaf layer was called, in which mode
+    and on whose output, the inputs that are ``embedded`` (where, and is 0 padding), and whether samples were weighted or a penalty was added to the
+    loss."""
 
     order: tuple[str, ...] = ()
     owned: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     subjects: dict[tuple[str, str], Subject] = dataclasses.field(default_factory=dict)
-    predictions: tuple[tuple[int | None, ...], ...] = ()
+    outputs: tuple[Given, ...] = ()
+    labels: tuple[Given, ...] = ()
+    own_labels: bool = False
+    called: dict[str, int] = dataclasses.field(default_factory=dict)
+    training: dict[str, float] = dataclasses.field(default_factory=dict)
+    after: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    embedded: dict[str, tuple[str, bool]] = dataclasses.field(default_factory=dict)
     calls: int = 0
     weighted: bool = False
     penalised: bool = False
@@ -83,6 +104,7 @@ def describe_optimizers(plan: Plan, optimizers: Mapping[str, Any], owned: Mappin
                 momentum=number(getattr(optimizer, "momentum", 0.0)) if kind in ("SGD", "RMSprop") else 0.0,
                 weight_decay=number(getattr(optimizer, "weight_decay", 0.0)),
                 betas=tuple(number(getattr(optimizer, beta)) for beta in ("beta_1", "beta_2") if hasattr(optimizer, beta)),
+                decayed=decayed(optimizer, {key: plan.parameters[key] for key in owned.get(name, ()) if key in plan.parameters}),
                 groups=(group_of(name, outer),),
                 parameters=tuple(owned.get(name, ())),
                 unknown_parameters=sum(id(variable) not in known for variable in held) if plan.built else 0,
@@ -107,41 +129,6 @@ def describe_schedules(optimizers: Mapping[str, Any], planned: int | None, compa
     return tuple(found)
 
 
-def describe_losses(model: Any, traits: Traits, batch: int) -> tuple[Loss, ...]:
-    """The compiled losses under the names of their series; "unknown" where the value holds more than the loss says."""
-    flat = getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or ()
-    own = type(model).compute_loss.__module__.startswith("keras.")
-    if not flat or not own:
-        return (Loss("loss", samples=batch, weighted=traits.weighted),)
-    told = [] if len(flat) == 1 else [Loss("loss", samples=batch, weighted=True)]
-    for index, item in enumerate(flat):
-        function = getattr(item.loss, "fn", item.loss)
-        kind = KINDS.get(str(getattr(function, "__name__", "")), "unknown")
-        shape: tuple[int | None, ...] = traits.predictions[index] if index < len(traits.predictions) else ()
-        classes, samples = 0, batch
-        sizes = [int(size or 1) for size in shape[1:]]
-        if kind == "cross_entropy" and sizes:
-            classes, samples = sizes[-1], batch * int(np.prod(sizes[:-1], dtype=np.int64))
-        elif kind == "binary_cross_entropy":
-            classes, samples = 2, batch * int(np.prod(sizes, dtype=np.int64))
-        elif kind == "regression":
-            samples = batch * int(np.prod(sizes, dtype=np.int64))
-        smoothed = float((getattr(item.loss, "_fn_kwargs", None) or {}).get("label_smoothing") or 0.0) > 0
-        weighted = traits.weighted or smoothed or (len(flat) == 1 and item.loss_weights is not None)
-        alone = len(flat) > 1 or (not traits.penalised and item.loss_weights is None)
-        told.append(
-            Loss(
-                name="loss" if len(flat) == 1 else str(item.name),
-                kind=kind if alone else "unknown",
-                classes=classes,
-                samples=samples,
-                reduction=REDUCTIONS.get(getattr(item.loss, "reduction", "mean"), "mean"),
-                weighted=weighted,
-            )
-        )
-    return tuple(told)
-
-
 def precision_of(plan: Plan) -> str:
     """ "32", "64", "16-mixed", "bf16-mixed", "16-true" or "bf16-true", from the policies of the layers that hold weights."""
     layers = [place.layer for place in plan.places if place.name and getattr(place.layer, "_trainable_variables", None)]
@@ -151,6 +138,31 @@ def precision_of(plan: Plan) -> str:
         if any(compute == half for compute, _ in pairs):
             return f"{name}-true" if all(variable == half for _, variable in pairs) else f"{name}-mixed"
     return "64" if any(variable == "float64" for _, variable in pairs) else "32"
+
+
+def autocast_of(plan: Plan) -> str:
+    """The half precision that layers compute in beside float32 variables; "" without one."""
+    mixed = [place.layer for place in plan.places if place.name and str(place.layer.compute_dtype) != str(place.layer.variable_dtype)]
+    return next((str(layer.compute_dtype) for layer in mixed if str(layer.compute_dtype) in ("float16", "bfloat16")), "")
+
+
+def augments(plan: Plan) -> bool:
+    """Do layers of the model change its training inputs at random?"""
+    return any(type(place.layer).__name__.startswith("Random") for place in plan.places)
+
+
+def decayed(optimizer: Any, variables: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parameters under the optimizer's weight decay (decoupled, in Keras)."""
+    if not getattr(optimizer, "weight_decay", None):
+        return ()
+    excluded = {id(item) for item in getattr(optimizer, "_exclude_from_weight_decay", ()) or () if not isinstance(item, str)}
+    patterns = [re.compile(item) for item in getattr(optimizer, "_exclude_from_weight_decay_pattern", None) or ()]
+    keys = set(getattr(optimizer, "_exclude_from_weight_decay", ()) or ())
+    return tuple(
+        name
+        for name, variable in variables.items()
+        if id(variable) not in excluded and optimizer._var_key(variable) not in keys and not any(item.search(variable.name) for item in patterns)
+    )
 
 
 def trained_before(plan: Plan, optimizers: Iterable[Any]) -> tuple[bool, bool]:

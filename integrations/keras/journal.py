@@ -122,6 +122,11 @@ class Journal:
         """The norm over all gradients of a measured step."""
         self.series.add("run.gradient_norm", "run", step, value)
 
+    def add(self, key: str, step: int, value: float | None) -> None:
+        """A number of the run at one step; None: there is none."""
+        if value is not None:
+            self.series.add(key, "run", step, value)
+
     def applied(self, step: int) -> int:
         """How many steps up to this one changed weights."""
         return self.series.applied_at(step)

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainvet.integrations.keras.tap import tap
+
 SKETCH = 1024
 ROWS = 64
 UNIT_ROWS = 16
@@ -165,7 +167,9 @@ class Sketch:
     since the others do not move. Elements are gathered from the resource, so a large variable is not copied.
     """
 
-    def __init__(self, variables: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
+    def __init__(self, variables: Mapping[str, Any], gradients: Mapping[str, Any], raw: frozenset[str] = frozenset()) -> None:
+        """``raw``: which numbers beside the usual ones are wanted."""
+        self.raw = raw
         generator = np.random.default_rng(0x5EED)
         self.variables = variables
         self.indices: dict[str, Any] = {}
@@ -183,6 +187,10 @@ class Sketch:
                 self.indices[name] = np.stack(np.unravel_index(flat, shape), axis=1).astype(np.int32 if numel < 2**31 else np.int64)
                 self.counts[name] = SKETCH
         self.before = {name: self._pick(name) for name in variables}
+        self._slopes: dict[str, Any] = {}
+        if "swallowed" in raw:  # only in half precision is a change rounded away as a rule
+            halves = {name: gradients.get(name) for name, variable in variables.items() if str(variable.dtype) in ("float16", "bfloat16")}
+            self._slopes = {name: slope for name, slope in halves.items() if slope is not None and not isinstance(slope, tf.IndexedSlices)}
 
     def compare(self) -> dict[str, dict[str, Any]]:
         """After the update: half the squared norms of the change and of the values before, the largest change, elements compared."""
@@ -190,7 +198,18 @@ class Sketch:
         for name in self.variables:
             old, new = wide(self.before[name]), wide(self._pick(name))
             change = new - old
-            found[name] = {"square": tf.nn.l2_loss(change), "before": tf.nn.l2_loss(old), "largest": tf.reduce_max(tf.abs(change))}
+            size = tf.abs(change)
+            found[name] = {"square": tf.nn.l2_loss(change), "before": tf.nn.l2_loss(old), "largest": tf.reduce_max(size)}
+            if self.raw & {"close", "abs_before"}:
+                earlier = tf.abs(old)
+                if "close" in self.raw:
+                    found[name]["close"] = tf.reduce_all(tf.less_equal(size, 1e-8 + 1e-5 * earlier))
+                if "abs_before" in self.raw:
+                    found[name] |= {"abs_change": tf.reduce_sum(size), "abs_before": tf.reduce_sum(earlier)}
+            if name in self._slopes:
+                slope = self._sample(name, wide(tap(self._slopes[name])))
+                lost = tf.logical_and(tf.equal(change, 0.0), tf.not_equal(slope, 0.0))
+                found[name]["swallowed"] = tf.reduce_sum(tf.cast(lost, tf.float32))
             if name not in self.counts:
                 found[name]["count"] = tf.cast(tf.size(old), tf.float32)
         return found
@@ -198,9 +217,10 @@ class Sketch:
     def _pick(self, name: str) -> Any:
         variable = self.variables[name]
         value = variable.value if hasattr(variable, "value") and not callable(variable.value) else variable
-        if name not in self.indices:
-            return tf.identity(value)
-        return tf.gather_nd(value, self.indices[name])
+        return self._sample(name, value)
+
+    def _sample(self, name: str, value: Any) -> Any:
+        return tf.gather_nd(value, self.indices[name]) if name in self.indices else tf.identity(value)
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:

@@ -15,10 +15,14 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "norm": ("square",), "rms": ("square",), "mean": ("sum",), "abs_mean": ("abs_sum",), "std": ("variance",), "abs_max": ("min", "max"),
     "min": ("min",), "max": ("max",), "zero_share": ("nonzero",), "mean_square": ("square",), "identical_rows": ("identical",),
     "saturated_share": ("saturated",), "dead_share": ("units",), "batches": ("units",), "positions": ("units",), "nan": ("nan",), "inf": ("inf",),
-    "nonfinite": ("nonfinite",), "present": (), "count": (), "ratio": ("square", "before"), "unchanged": ("largest",),
+    "nonfinite": ("nonfinite",), "present": (), "count": (), "ratio": ("square", "before"), "unchanged": ("largest",), "close": ("close",),
+    "abs_mean_ratio": ("abs_change", "abs_before"), "swallowed_share": ("swallowed",), "underflow_share": ("underflow", "nonzero"),
+    "constant": ("constant",), "entropy": ("entropy",), "input_abs_max": ("input_abs_max",), "changed": ("square", "sum"),
 }  # fmt: skip
 # what a raw number is where it was not reduced: a subject without a gradient has 0 everywhere
-ABSENT = {"exact": -1.0, "present": 1.0}
+ABSENT = {"exact": -1.0, "present": 1.0, "entropy": np.nan, "input_abs_max": np.nan, "underflow": np.nan, "swallowed": np.nan} | dict.fromkeys(
+    ("values", "index_min", "index_max"), np.nan
+)
 Raw = dict[str, Vector]
 
 
@@ -128,7 +132,7 @@ class Reading:
     def table(self, target: str, statistics: Iterable[str], order: Order | None = None) -> Table | None:
         """The statistics ("norm", "mean", …) of all subjects of a target, in another ``order`` if one is given; None where nothing was measured."""
         raw = self.raw.get(target)
-        filled = {name: FORMULAS[name](raw) for name in statistics if name in FORMULAS} if raw else {}
+        filled = {name: FORMULAS[name](raw) for name in statistics if name in FORMULAS and not _unmeasured(name, raw)} if raw else {}
         if not filled or raw is None:
             return None
         if target == "gradient" and "identical_rows" in filled:  # equal, and not all of them zero
@@ -140,7 +144,12 @@ class Reading:
 
 def needed(want: Iterable[str], target: str) -> frozenset[str]:
     """The raw numbers to reduce for the statistics of ``target`` in ``want``."""
-    return frozenset(raw for key in want if key.startswith(f"{target}.") for raw in NEEDS[key.split(".", 1)[1]])
+    return frozenset(raw for key in want if key.startswith(f"{target}.") for raw in NEEDS.get(key.split(".", 1)[1], ()))
+
+
+def _unmeasured(statistic: str, raw: Raw) -> bool:
+    """A number that only some layers or precisions have, and here none of them."""
+    return any(name not in raw and np.isnan(ABSENT.get(name, 0.0)) for name in NEEDS.get(statistic, ()))
 
 
 def _get(raw: Raw, name: str) -> Vector:
@@ -199,5 +208,9 @@ FORMULAS: dict[str, Callable[[Raw], Vector]] = {
     "identical_rows": _plain("identical"),
     "ratio": _ratio,
     "unchanged": lambda raw: (_get(raw, "largest") == 0).astype(np.float64),
+    "abs_mean_ratio": lambda raw: _share("abs_change")(raw) / (_share("abs_before")(raw) + 1e-9),
+    "swallowed_share": _share("swallowed"),
+    "underflow_share": lambda raw: _get(raw, "underflow") / np.maximum(_get(raw, "nonzero"), 1.0),
     **{name: _plain(name) for name in ("min", "max", "nan", "inf", "nonfinite", "present", "dead_share", "batches", "positions")},
+    **{name: _plain(name) for name in ("close", "constant", "entropy", "input_abs_max", "changed")},
 }

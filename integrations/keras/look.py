@@ -15,10 +15,13 @@ import keras
 import tensorflow as tf
 
 from trainvet.integrations.keras import kernels
-from trainvet.integrations.keras.facts import Traits, inner
+from trainvet.integrations.keras.batches import named
+from trainvet.integrations.keras.facts import Given, Traits, inner
 from trainvet.integrations.keras.layout import needed
 from trainvet.integrations.keras.plan import Place, Plan
 from trainvet.integrations.keras.shadow import Shadows
+from trainvet.integrations.keras.structure import kind_of
+from trainvet.integrations.keras.wiring import Wiring
 
 
 @dataclasses.dataclass
@@ -53,11 +56,12 @@ class LossCall:
 
 @dataclasses.dataclass
 class Shown:
-    """One output of a leaf layer, and the mask of its padded steps [batch, time] where there is one."""
+    """One output of a leaf layer, the mask of its padded steps [batch, time] where there is one, and the first floating tensor it was given."""
 
     place: Place
     tensor: Any
     mask: Any
+    given: Any = None
 
 
 class Look:
@@ -66,7 +70,10 @@ class Look:
     ``order`` are the leaf layers as they were called. With ``keep``, ``kept`` holds the weights from before the update, by the variables' ids.
     """
 
-    def __init__(self, plan: Plan, optimizers: Mapping[str, Any], want: frozenset[str], keep: bool = False) -> None:
+    def __init__(self, plan: Plan, optimizers: Mapping[str, Any], want: frozenset[str], keep: bool = False, data: Any = None) -> None:
+        """``data``: the batch as ``train_step`` is given it."""
+        self.x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        self._labels = [id(leaf) for leaf in keras.tree.flatten(y) if leaf is not None]
         self.plan = plan
         self.optimizers = optimizers
         self.want = want
@@ -77,11 +84,13 @@ class Look:
         self.calls: list[LossCall] = []
         self.applied: list[Applied] = []
         self.errors: list[str] = []
+        self.wiring = Wiring(plan)
+        self.fed: dict[str, tuple[Place, Any]] = {}
         self._graph = _trace()
 
     def shadow(self, shadows: Shadows) -> None:
         """Put the shadows on; ``shadows`` takes them off."""
-        if needed(self.want, "activation"):
+        if any(key.split(".", 1)[0] in ("activation", "module", "output") for key in self.want):
             for place in self.plan.places:
                 if place.leaf and place.name:
                     shadows.put(place.layer, "call", self._call(place, place.layer.call))
@@ -89,6 +98,11 @@ class Look:
         shadows.put(model, "compute_loss", self._compute_loss(model.compute_loss))
         for name, optimizer in self.optimizers.items():
             shadows.put(optimizer, "apply", self._apply(name, optimizer, optimizer.apply))
+
+    @property
+    def own_labels(self) -> bool:
+        """Is the loss given the labels of the batch, as they are?"""
+        return bool(self.calls) and [id(leaf) for leaf in keras.tree.flatten(self.calls[0].labels) if leaf is not None] == self._labels
 
     def safely(self, part: Callable[[], None]) -> None:
         """A fault of ours while tracing costs the numbers in question, never the user's step."""
@@ -99,16 +113,39 @@ class Look:
 
     def traits(self) -> Traits:
         """What this step taught about the model's structure."""
-        predictions = [leaf for call in self.calls[:1] for leaf in keras.tree.flatten(call.predictions) if leaf is not None]
+        predictions, labels = ([] if not self.calls else keras.tree.flatten_with_path(value) for value in self._given())
+        names = {target: list(named(value, target)) for target, value in zip(("output", "label"), self._given(), strict=True)}
         regularised = any(getattr(variable, "regularizer", None) is not None for variable in self.plan.parameters.values())
         return Traits(
             order=tuple(self.order),
             owned={applied.optimizer: tuple(applied.variables) for applied in self.applied},
-            predictions=tuple(tuple(leaf.shape) for leaf in predictions),
+            outputs=tuple(
+                Given(tuple(path), name, tuple(leaf.shape), self.wiring.origin(leaf))
+                for (path, leaf), name in zip(_some(predictions), names["output"], strict=True)
+            ),
+            labels=tuple(Given(tuple(path), name, tuple(leaf.shape)) for (path, leaf), name in zip(_some(labels), names["label"], strict=True)),
+            own_labels=self.own_labels,
+            called=dict(self.wiring.called),
+            training=dict(self.wiring.training),
+            after=self.wiring.given(),
+            embedded=self._embedded(),
             calls=len(self.calls),
             weighted=any(call.weighted for call in self.calls),
             penalised=regularised or any(call.penalised for call in self.calls),
         )
+
+    def _given(self) -> tuple[Any, Any]:
+        return (self.calls[0].predictions, self.calls[0].labels) if self.calls else (None, None)
+
+    def _embedded(self) -> dict[str, tuple[str, bool]]:
+        """The inputs that go to an embedding: its name, and whether 0 is padding there."""
+        inputs = {self.wiring.key(leaf): name for name, leaf in named(self.x, "input").items() if isinstance(leaf, tf.Tensor)}
+        found = {}
+        for place, tensor in self.fed.values():
+            name = inputs.get(self.wiring.source(tensor))
+            if name is not None and kind_of(place.layer) == "embedding":
+                found[name] = (place.name, bool(getattr(place.layer, "mask_zero", False)))
+        return found
 
     # ---- what stands in front of the user's own
 
@@ -118,6 +155,7 @@ class Look:
 
     def _call(self, place: Place, call: Callable[..., Any]) -> Callable[..., Any]:
         def shown(*args: Any, **kwargs: Any) -> Any:
+            self.safely(lambda: self.wiring.call(place, kwargs))
             output = call(*args, **kwargs)
             if self._here():
                 self.safely(lambda: self._show(place, args, kwargs, output))
@@ -128,9 +166,13 @@ class Look:
     def _show(self, place: Place, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         if place.name not in self.order:
             self.order.append(place.name)
+        self.wiring.made(place, args, kwargs, output)
+        given = [leaf for leaf in tf.nest.flatten((args, dict(kwargs))) if isinstance(leaf, tf.Tensor)]
+        if given and kind_of(place.layer) in ("batch_norm", "embedding"):
+            self.fed[place.name] = place, given[0]
         tensor = next((leaf for leaf in tf.nest.flatten(output) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating), None)
         if tensor is not None and place.measured and tensor.shape.rank is not None:
-            self.shown.append(Shown(place, tensor, _mask(args, kwargs, tensor)))
+            self.shown.append(Shown(place, tensor, _mask(args, kwargs, tensor), next((leaf for leaf in given if leaf.dtype.is_floating), None)))
 
     def _compute_loss(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         def compute_loss(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +215,11 @@ class Look:
             applied.rate = tf.identity(lower._learning_rate.value)
         applied.iterations.append(tf.identity(lower._iterations.value))
         self.applied.append(applied)
-        return applied, kernels.Sketch(applied.variables, applied.gradients) if needed(self.want, "update") else None
+        return applied, self._sketch(applied)
+
+    def _sketch(self, applied: Applied) -> kernels.Sketch | None:
+        raw = needed(self.want, "update")
+        return kernels.Sketch(applied.variables, applied.gradients, raw) if raw else None
 
     def _after(self, optimizer: Any, applied: Applied, sketch: kernels.Sketch | None) -> None:
         if sketch is not None:
@@ -187,6 +233,10 @@ def scale_of(optimizer: Any) -> Any:
         return tf.identity(optimizer.dynamic_scale.value) if optimizer.built else tf.constant(float(optimizer.initial_scale))
     factor = getattr(optimizer, "loss_scale_factor", None)
     return None if factor is None else tf.constant(float(factor))
+
+
+def _some(flat: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    return [(path, leaf) for path, leaf in flat if leaf is not None]
 
 
 def _trace() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,21 @@ import numpy as np
 from trainvet.finding import Finding
 from trainvet.integrations.keras import facts as known
 from trainvet.integrations.keras.backend import Backend, Outcome, Step, choose
+from trainvet.integrations.keras.evaluation import Evaluation
+from trainvet.integrations.keras.host import Host, clip_scale, unseen
 from trainvet.integrations.keras.journal import Journal
 from trainvet.integrations.keras.layout import Layout, Order, Reading
 from trainvet.integrations.keras.localise import Evidence, locate
+from trainvet.integrations.keras.objectives import describe_losses
 from trainvet.integrations.keras.plan import Plan
 from trainvet.integrations.keras.step import Stepper
 from trainvet.integrations.keras.window import Windows
 from trainvet.monitor import Monitor
-from trainvet.statistics import Facts, Snapshot, Subject, Table
+from trainvet.statistics import Facts, Snapshot, Subject, Table, Track
 
-TABLES = ("gradient", "weight", "update", "activation", "buffer", "input", "label")
+TABLES = ("gradient", "weight", "update", "activation", "buffer", "input", "label", "output", "module")
+HOST = ("input", "output", "module")  # not, or not only, from the packed vector
+RATES = frozenset({"learning_rate", "lr"})  # in the logs, and no metrics
 GUARDED_STATISTICS = {"gradient": ["inf", "nan", "norm"]}
 GUARDED = frozenset(f"gradient.{name}" for name in GUARDED_STATISTICS["gradient"])
 KEPT_ELEMENTS = 1 << 25  # up to 128 MB of weights are kept over a measured step, so that its batch can be replayed
@@ -29,12 +34,15 @@ HAND_OVER = 32  # steps after which series are handed over when nothing is sampl
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What the callback knows of this ``fit``: epochs and steps an epoch (None: unknown), its first epoch, the other callbacks."""
+    """What the callback knows of this ``fit``: epochs and steps an epoch (None: unknown), its first epoch, the other callbacks, and
+    where the data are arrays: are they shuffled, and how many samples an epoch has."""
 
     epochs: int | None = None
     steps: int | None = None
     first_epoch: int = 0
     companions: tuple[Any, ...] = ()
+    shuffled: bool | None = None
+    samples: int | None = None
 
 
 class Probe:
@@ -70,6 +78,7 @@ class Probe:
         self.reason = self.backend.refusal(model)
         self.planned = None if not fit.steps or fit.epochs is None else step + max(0, fit.epochs - fit.first_epoch) * fit.steps
         self.evidence: Evidence | None = None
+        self.fit = fit
         self._epoch, self._epoch_start, self._epoch_steps = fit.first_epoch, step, fit.steps
         self._snapshots: list[Snapshot] = []
         self.stepper = Stepper(model, self.backend, self, guard=(latched or allowed > 0) and not self.reason)
@@ -85,6 +94,7 @@ class Probe:
         self.schedules = known.describe_schedules(self.optimizers, self.planned, fit.companions)
         self.journal = Journal(model, self.optimizers, step, applied, self._hand_over_good)
         self._windows = Windows()
+        self.evaluation = Evaluation(model, failed)
         self._batch_size = 0
         self._harmless: set[str] = set()
         self._force = False
@@ -97,6 +107,9 @@ class Probe:
         self._want = frozenset(key for key in read if key.split(".", 1)[0] in TABLES or key == "run.gradient_norm")
         self._statistics = {target: sorted({key.split(".", 1)[1] for key in self._want if key.startswith(f"{target}.")}) for target in TABLES}
         self._statistics["gradient"] = sorted({*self._statistics["gradient"], *(["norm"] if self._want else [])})
+        self._read = read
+        self.stepper.timed = bool(read & {"run.step_seconds", "run.wait_seconds"})
+        self.host = Host(model, self._statistics, monitor)
         self.stepper.together = 1 if self.journal.dynamic is not None else self.stepper.together
         if earlier is not None:
             self._take_over(earlier)
@@ -115,15 +128,16 @@ class Probe:
         unobservable = {} if scaled else {"run.loss_scale": "no loss scaler in use"}
         if self._hidden:
             unobservable |= dict.fromkeys((*TABLES, "run.gradient_norm"), self._hidden)
+        unobservable |= unseen(self.plan, self.traits, clipping_by, scaled) | self.evaluation.unseen()
         if not scaled and not self.allowed:
             unobservable["run.skipped"] = "no loss scaler in use, and no update may be dropped"
         return Facts(
             framework="keras",
-            subjects=(*self.plan.subjects(groups), *(self._sized(subject) for subject in self.traits.subjects.values())),
+            subjects=(*self.plan.subjects(groups), *(self._sized(subject) for subject in self.traits.subjects.values()), *self.host.modules),
             planned_steps=self.planned,
             optimizers=known.describe_optimizers(self.plan, optimizers, owned),
             schedules=self.schedules,
-            losses=known.describe_losses(self.model, self.traits, self._batch_size) if self._batch_size else (),
+            losses=describe_losses(self.model, self.traits, self._batch_size) if self._batch_size else (),
             precision=known.precision_of(self.plan),
             loss_scaler=scaled,
             growth_interval=int(getattr(self.journal.dynamic, "dynamic_growth_steps", 0)),
@@ -135,6 +149,14 @@ class Probe:
             resumed=self.resumed,
             pretrained=self.pretrained,
             profile="gan" if len(optimizers) > 1 else "",
+            layers=self.host.layers,
+            shared_modules=self.host.shared,
+            autocast=known.autocast_of(self.plan),
+            batches_per_epoch=self._epoch_steps,
+            samples_per_epoch=self.fit.samples,
+            shuffled=self.fit.shuffled,
+            balanced=self.traits.weighted,
+            augmented=known.augments(self.plan),
             unobservable=unobservable,
         )
 
@@ -153,6 +175,7 @@ class Probe:
     def begin_epoch(self, epoch: int) -> None:
         """Keras has reset its metrics."""
         self._epoch, self._epoch_start = epoch, self.stepper.step
+        self.stepper.ended = None
         if not self.reason:
             self.journal.begin_epoch()
             self.stepper.look_ahead()
@@ -162,6 +185,38 @@ class Probe:
         if not self.reason and self.stepper.step > self._epoch_start:
             self.stepper.hand_over()
             self.journal.end_epoch()
+
+    def begin_evaluation(self) -> None:
+        """A validation within the fit begins."""
+        if not self.reason and any(key.startswith("validation_") for key in self._read):
+            self.evaluation.begin(self.plan)
+
+    def end_evaluation(self) -> None:
+        """It is over: what it showed comes in a snapshot of its own with the step before it."""
+        if self.reason or not self.stepper.step:
+            return
+        self.evaluation.end()
+        updates = {name: int(self.traits.called.get(name, 1) * self.stepper.step) for name in self.evaluation.modes}
+        self._extra(tables=self.evaluation.tables(self.plan, updates, self.resumed or self.pretrained, self._read))
+
+    def metrics(self, logs: Mapping[str, Any] | None) -> None:
+        """What Keras reports at the end of an epoch."""
+        if self.reason or not self.stepper.step or "metric.value" not in self._read:
+            return
+        step = np.array([self.stepper.step - 1])
+        applied = np.array([self.journal.applied(self.stepper.step - 1)])
+        values = {name: float(value) for name, value in (logs or {}).items() if name not in RATES and isinstance(value, int | float | np.number)}
+        self._extra(series={"metric.value": {name: Track(step, applied, np.array([value])) for name, value in values.items()}} if values else {})
+
+    def _extra(self, tables: Mapping[str, Table] | None = None, series: Mapping[str, Mapping[str, Track]] | None = None) -> None:
+        """A snapshot of what lies between two steps, after everything up to the step before."""
+        if not tables and not series:
+            return
+        step = self.stepper.step - 1
+        if self.journal.series:
+            self._hand_over({})
+        place = max(0, step - self._epoch_start)
+        self._snapshots.append(Snapshot(step, self.journal.applied(step), place, self._epoch, tables or {}, series or {}))
 
     def poll(self, drain: bool = False) -> list[Snapshot]:
         """Snapshots that are ready; ``drain`` hands over the series that are left."""
@@ -177,6 +232,8 @@ class Probe:
     def close(self) -> None:
         """Nothing of ours is left on the model, and no batch is kept."""
         self.stepper.disarm()
+        if not self.reason:
+            self.evaluation.end()
         self.evidence = None
 
     # ---- what the stepper asks and tells
@@ -202,6 +259,7 @@ class Probe:
 
     def light(self, blocks: list[tuple[int, Any, int]]) -> None:
         """A loss that has just become non-finite is told at once, and the next step is measured."""
+        self._clock()
         if self.journal.light(blocks):
             self._force = True
             self.stepper.look_ahead()
@@ -217,14 +275,21 @@ class Probe:
         reading = Reading(outcome.layout, outcome.vector)
         held = outcome.held and self.journal.dynamic is None
         self._batch_size = int(reading.number("run", "batch"))
+        self._learn(full, step)
         dropped = held and self.dropped < self.allowed
         self.dropped += dropped
         bad = held or _bad(reading)
         self.journal.measured(step, logs, reading, bad, held, dropped, self.model.steps_per_execution)
         tables = self._tables(reading, full)
         if "gradient" in tables:
-            self.journal.gradient_norm(step, float(np.linalg.norm(tables["gradient"].columns["norm"])))
-        self._learn(full, step)
+            norms = tables["gradient"].columns["norm"]
+            self.journal.gradient_norm(step, float(np.linalg.norm(norms)))
+            scale = clip_scale(norms, *known.clipping_of(self.optimizers.values())) if "run.clip_scale" in self._read else None
+            self.journal.add("run.clip_scale", step, scale)
+        if full:
+            tables |= self.host.tables(batch, outcome, reading)
+            self.journal.add("run.batch_size", step, float(self._batch_size) if "run.batch_size" in self._read else None)
+        self._clock()
         if not full and not bad:
             return
         if reading.number("run", "advanced", 1.0) == 0 or held:
@@ -257,6 +322,7 @@ class Probe:
         same = earlier.model is self.model and not earlier.reason and earlier.optimizers == self.optimizers
         if same and (earlier._want, earlier.stepper.guard) == (self._want, self.stepper.guard) and earlier.plan.signature == self.plan.signature:
             self.plan, self.traits, self.resumed, self.pretrained = earlier.plan, earlier.traits, earlier.resumed, earlier.pretrained
+            self.host.take_over(earlier.host)
             self._batch_size, self._windows, self._harmless, self._learned = (
                 earlier._batch_size,
                 earlier._windows,
@@ -276,6 +342,7 @@ class Probe:
         if self.plan.sign() != self.plan.signature:
             self._replan()
         self.plan.order({name: index for index, name in enumerate(self.traits.order)})
+        self.host.learn(self.plan, self.traits)
         self.monitor.begin(self.facts(), step)
         if not self._built and self.stepper.guard:  # the first trace did not know the running statistics that the guard has to put back
             self.stepper.forget()
@@ -292,16 +359,27 @@ class Probe:
             found = {name: self._windows.update(name, high, int(seen[name])) for name, high in reading.units.items()}
             for place, raw in enumerate(("dead_share", "batches", "positions")):
                 reading.set("activation", raw, {name: float(numbers[place]) for name, numbers in found.items()})
+        if full and self._statistics["buffer"] and "buffer" in reading.raw:
+            self.host.compare_buffers(reading)
         tables = {
             target: reading.table(target, names)
             for target, names in (self._statistics if full else GUARDED_STATISTICS).items()
-            if target != "activation"
+            if target != "activation" and target not in HOST
         }
         if full and "activation" in self._statistics:
             if self._order is None or self._order[0] is not reading.layout:
                 self._order = reading.layout, reading.layout.by("activation", self.plan.depth)
             tables["activation"] = reading.table("activation", self._statistics["activation"], self._order[1])
         return {target: table for target, table in tables.items() if table is not None}
+
+    def _clock(self) -> None:
+        """The host clock's times since the last call."""
+        times, self.stepper.times = self.stepper.times, []
+        for step, batches, seconds, waited in times:
+            for at in range(step - batches + 1, step + 1):
+                self.journal.add("run.step_seconds", at, seconds / batches if "run.step_seconds" in self._read else None)
+            if waited is not None and "run.wait_seconds" in self._read:
+                self.journal.add("run.wait_seconds", step, waited)
 
     def _hand_over_good(self, step: int) -> None:
         """What comes before a bad step is handed over by itself, so that the last good step is known."""

@@ -10,11 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from trainvet.integrations.keras import kernels
+from trainvet.integrations.keras.batches import named
 from trainvet.integrations.keras.facts import running_means
 from trainvet.integrations.keras.layout import Layout, needed
 from trainvet.integrations.keras.look import Applied, Look
-from trainvet.integrations.keras.plan import RELU, function_of, unit_axis
+from trainvet.integrations.keras.outputs import ELEMENTS
+from trainvet.integrations.keras.plan import function_of, unit_axis
+from trainvet.integrations.keras.structure import kind_of
 from trainvet.integrations.keras.tap import fused, tap
+from trainvet.integrations.keras.units import flat_below, softmax_numbers
 from trainvet.statistics import Subject
 
 Row = dict[str, Any]
@@ -26,6 +30,7 @@ class Reduction:
     def __init__(self, look: Look) -> None:
         self.look = look
         self.layout = Layout()
+        self.outputs: dict[str, Any] = {}
         self.reducer = kernels.Reducer()
         self._none = tf.constant(0.0)
         self._numbers: dict[str, Row] = {"optimizer": {}, "loss": {}, "run": {}}
@@ -38,7 +43,9 @@ class Reduction:
             self._weights,
             self._updates,
             self._buffers,
+            self._outputs,
             self._activations,
+            self._modules,
             lambda: self._data(data),
             self._losses,
         ):
@@ -85,6 +92,9 @@ class Reduction:
                 else:
                     flat[name], shapes[name] = self.reducer.flat(gradient, int(np.prod(shape))), shape
                     rows[name] = self.reducer.reduce(flat[name], raw)
+                    if "underflow" in raw and applied.scale is not None:
+                        small = tf.less(tf.abs(flat[name]) * applied.scale, 2.0**-14)
+                        rows[name]["underflow"] = self.reducer.count(tf.logical_and(small, tf.not_equal(flat[name], 0.0)))
         for name, extra in self.reducer.examine(flat, {name: rows[name]["square"] for name in flat}).items():
             rows[name] |= extra
         if "identical" in raw:
@@ -148,9 +158,14 @@ class Reduction:
             function, rank = function_of(place.layer), int(item.tensor.shape.rank)
             values = self.reducer.flat(tensor)
             row = self._activation(tensor, values, raw, function, item.mask)
+            if function == "softmax" and raw & {"entropy", "input_abs_max"}:
+                row |= softmax_numbers(place.layer, tensor, item.given, raw)
             axis = unit_axis(place.layer, rank)
-            if "units" in raw and function in RELU and rank >= 2 and tensor.shape[axis] is not None:
-                high = _highest(tensor, axis, item.mask)
+            limit = flat_below(place.layer, function)
+            if "units" in raw and limit is not None and rank >= 2 and tensor.shape[axis] is not None:
+                source = item.given if limit.of_input else item.tensor
+                high = _highest(tensor if source is item.tensor else kernels.wide(tap(source)), axis, item.mask)
+                high = high if limit.value == 0 else high - limit.value
                 units[place.name] = tf.maximum(units[place.name], high) if place.name in units else high
                 row["positions"] = _positions(row["count"], tensor, axis, item.mask)
             rows[place.name] = _merge(rows[place.name], row) if place.name in rows else row
@@ -168,6 +183,9 @@ class Reduction:
         row = self.reducer.reduce(flat, (raw - {"nonzero"}) | {"square"})
         row["count"] = kernels.wide(tf.size(flat))
         weight = None if mask is None else tf.cast(mask, tf.float32)[..., None]
+        if "constant" in raw and tensor.shape.rank:
+            same = tf.reduce_all(tf.equal(tensor, tensor[:1]))
+            row["constant"] = tf.logical_and(same, tf.greater(tf.shape(tensor)[0], 1))
         if "nonzero" in raw:
             row["nonzero"] = self._counted(tf.not_equal(tensor, 0.0), weight)
         if "saturated" in raw and function in kernels.SATURATED:
@@ -182,30 +200,62 @@ class Reduction:
             return self.reducer.count(tf.reshape(condition, [-1]))
         return tf.reduce_sum(tf.cast(condition, tf.float32) * weight)
 
+    # ---- modules
+
+    def _modules(self) -> None:
+        """What batch normalisations in training mode normalise over, and the range of indices that embeddings are given."""
+        rows: dict[str, Row] = {}
+        for name, (place, tensor) in self.look.fed.items():
+            kind = kind_of(place.layer)
+            if kind == "batch_norm" and "module.values" in self.look.want and self.look.wiring.training.get(name):
+                channels = int(tensor.shape[place.layer.axis] or 1)
+                rows[name] = {"values": kernels.wide(tf.size(tensor)) / channels, "samples": kernels.wide(tf.shape(tensor)[0])}
+            elif kind == "embedding" and "module.index_max" in self.look.want:
+                rows[name] = {"index_min": kernels.wide(tf.reduce_min(tensor)), "index_max": kernels.wide(tf.reduce_max(tensor))}
+        self._put("module", rows)
+
     # ---- data and loss
 
+    def _outputs(self) -> None:
+        """Predictions leave the step as they are, of large ones the first samples: the host reduces them."""
+        if not any(key.startswith("output.") for key in self.look.want) or not self.look.calls:
+            return
+        for name, tensor in named(self.look.calls[0].predictions, "output").items():
+            if not isinstance(tensor, tf.Tensor) or not tensor.dtype.is_floating or fused(tensor):
+                continue
+            self._subject("output", name, tensor)
+            rank, sizes = tensor.shape.rank, tensor.shape.as_list() if tensor.shape.rank else []
+            each = int(np.prod([size or 1 for size in sizes[1:]], dtype=np.int64))
+            seen = tap(tensor)
+            self.outputs[name] = seen[: max(1, ELEMENTS // each)] if rank and None not in sizes[1:] else seen
+
+    def _subject(self, target: str, name: str, tensor: Any) -> None:
+        shape = tuple(int(size or 0) for size in tensor.shape.as_list()) if tensor.shape.rank is not None else ()
+        self.layout.subjects[target, name] = Subject(name, target, shape=shape, dtype=tensor.dtype.name, trainable=False)
+
     def _data(self, data: Any) -> None:
+        """Subjects for inputs and labels; the host measures them. Labels that the user's step made are measured here."""
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         calls = self.look.calls
+        raw = needed(self.look.want, "label") if calls and not self.look.own_labels else frozenset()
+        rows: dict[str, Row] = {}
+        flat: dict[str, Any] = {}
         for target, value in (("input", x), ("label", calls[0].labels if calls else y)):
-            raw = needed(self.look.want, target)
-            rows: dict[str, Row] = {}
-            flat: dict[str, Any] = {}
-            for name, tensor in _named(value, target).items():
+            for name, tensor in named(value, target).items():
                 if not isinstance(tensor, tf.Tensor) or not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
                     continue
-                shape = tuple(int(size or 0) for size in tensor.shape.as_list()) if tensor.shape.rank is not None else ()
-                self.layout.subjects[target, name] = Subject(name, target, shape=shape, dtype=tensor.dtype.name, trainable=False)
+                self._subject(target, name, tensor)
+                if target != "label" or not raw:
+                    continue
                 numbers = self.reducer.flat(tensor)
                 rows[name] = self.reducer.reduce(numbers, raw | {"square"})
                 samples = tf.shape(tensor)[0] if tensor.shape.rank else tf.constant(1)
                 rows[name] |= {"count": kernels.wide(tf.size(numbers)), "samples": kernels.wide(samples)}
                 if tensor.dtype.is_floating:
                     flat[name] = numbers
-            for name, extra in self.reducer.examine(flat, {name: rows[name]["square"] for name in flat}, norms=False).items():
-                rows[name] |= extra
-            if raw:
-                self._put(target, rows)
+        for name, extra in self.reducer.examine(flat, {name: rows[name]["square"] for name in flat}, norms=False).items():
+            rows[name] |= extra
+        self._put("label", rows)
         first = next((leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank), None)
         if first is not None:
             self._numbers["run"]["batch"] = kernels.wide(tf.shape(first)[0])
@@ -252,22 +302,11 @@ def _merge(first: Row, second: Row) -> Row:
             joined[raw] = value
         elif raw == "min":
             joined[raw] = tf.minimum(known, value)
-        elif raw in ("max", "variance"):
-            joined[raw] = tf.maximum(known, value)
+        elif raw in ("max", "variance", "constant", "input_abs_max"):
+            joined[raw] = tf.maximum(kernels.wide(known), kernels.wide(value))
         else:
             joined[raw] = known + value
     return joined
-
-
-def _named(value: Any, target: str) -> dict[str, Any]:
-    """The tensors of a nested structure: "input" for a single one, its keys for a dictionary, else "input.0", "input.1", …"""
-    flat = [(path, leaf) for path, leaf in (keras.tree.flatten_with_path(value) if value is not None else []) if leaf is not None]
-    names: dict[str, Any] = {}
-    for index, (path, leaf) in enumerate(flat):
-        keys = ".".join(str(part) for part in path if not isinstance(part, int))
-        name = f"{target}.{keys}" if keys else target if len(flat) == 1 else f"{target}.{index}"
-        names[name if name not in names else f"{name}#{index}"] = leaf
-    return names
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

@@ -58,6 +58,9 @@ class Stepper:
         self.light_seconds = 0.0  # a step of the user's own, running mean
         self.own_seconds = self.sampled_seconds = 0.0
         self.active = True
+        self.timed = False
+        self.ended: float | None = None  # the end of the step before, on the host clock
+        self.times: list[tuple[int, int, float, float | None]] = []  # last step, batches, seconds, seconds waited
         self.together = TOGETHER
         self.steps: dict[bool, Step] = {}
         self._attributes: dict[str, Any] = model.__dict__
@@ -128,6 +131,10 @@ class Stepper:
         taken = 1 if self._batches == 1 else self.listener.taken(self._batches)
         self.step += taken
         self._blocks.append((self.step - 1, logs, taken))
+        if self.timed:
+            if self.ended is not None:
+                self.times.append((self.step - 1, taken, ended - self.ended, None))
+            self.ended = ended
         if len(self._blocks) >= self.together or ended - started > SLOW:
             self.light_seconds += 0.1 * ((ended - started) / self._batches - self.light_seconds)
             self.hand_over()
@@ -151,13 +158,17 @@ class Stepper:
             return logs
         logs = None
         for _ in range(batches):
+            waiting = time.perf_counter()
             try:
                 batch = next(iterator)
             except StopIteration:
                 if logs is None:  # the user's function ends the epoch the way it always does
                     return original(iterator)
                 break
+            waiting = time.perf_counter() - waiting
             full = self.next_due <= self.step
+            if self.timed and self.light_seconds:  # ours takes longer than the user's own step would have
+                self.times.append((self.step, 1, waiting + self.light_seconds, waiting))
             step = mine.get(full) if self.active else None
             if step is not None:
                 logs = self._measure(step, batch, full)
@@ -166,6 +177,7 @@ class Stepper:
                 self.step += 1
             if self.model.stop_training:
                 break
+        self.ended = time.perf_counter()
         if self.active and batches > 1:
             self._blocks.append((self.step - 1, logs, self.step - first))
             self.hand_over()

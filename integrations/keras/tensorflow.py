@@ -92,12 +92,12 @@ class MeasuredStep:
         extra = logs.pop(EXTRA)
         vector = extra["vector"].numpy().astype(np.float64)
         held = bool(extra["held"].numpy()) if "held" in extra else False
-        return logs, Outcome(self._layout, vector, held, extra.get("before", {}))
+        return logs, Outcome(self._layout, vector, held, extra.get("before", {}), extra["outputs"])
 
     # ---- inside the step
 
     def _train_step(self, data: Any) -> Any:
-        look = Look(self.plan, self.optimizers, self.want, self.keep)
+        look = Look(self.plan, self.optimizers, self.want, self.keep, data)
         guard = Guard(self.plan) if self.guard else None
         extra: dict[str, Any] = {}
         if self.keep:
@@ -118,6 +118,7 @@ class MeasuredStep:
             extra["before"] |= look.kept
         reduction = Reduction(look)
         extra["vector"] = reduction.pack(data)
+        extra["outputs"] = reduction.outputs
         self._layout = reduction.layout.seal()
         self.errors += look.errors
         self.traits = dataclasses.replace(look.traits(), subjects=reduction.layout.subjects)
