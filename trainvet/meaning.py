@@ -88,6 +88,7 @@ MEANING: dict[str, str] = {
     "activation.batches": "sampled batches in the current window",
     "activation.constant": "1 where all samples of the batch (two or more) gave the same output, unless what the data do not reach (positions)",
     "activation.entropy": "softmax only: mean entropy of a row over the logarithm of the entries it may choose from (exact zeros cannot be chosen)",
+    "activation.batch_axis": "softmax only: 1 where it runs along axis 0, that axis is as long as the batch and no other one is",
     "activation.input_abs_max": "softmax only: largest absolute finite value of what it is given",
     # buffers
     "buffer.nonfinite": "number of NaN or infinite elements",

@@ -21,7 +21,7 @@ LIMITS = {"relu": 0.0, "leaky_relu": 0.0, "prelu": 0.0, "gelu": -3.0, "elu": -3.
 @dataclasses.dataclass
 class Site:
     """Everything grows over the calls of one step: ``mean`` and ``spread`` (the sum of squared deviations from it) over ``elements``, ``sums``
-    the counts, ``low`` and ``high`` the extremes. Device scalars; on CPU host numbers."""
+    the counts, ``low`` and ``high`` the extremes; ``axis`` is that of a softmax. Device scalars; on CPU host numbers."""
 
     name: str
     module: str
@@ -41,6 +41,7 @@ class Site:
     positions: int = 0
     constant: Number | None = None
     peak: Number = 0.0
+    axis: int | None = None
 
     def add(self, tensor: Tensor, axis: int, want: frozenset[str], given: Tensor | None = None, dim: int | None = None) -> None:
         """One more call. ``axis``: of the units; ``given``: what the function was given, as it was before the call; ``dim`` of a softmax."""
@@ -55,6 +56,8 @@ class Site:
             low, high = smaller(self.low, low), -smaller(-self.high, -high)
         self.mean, self.spread, self.low, self.high = mean, spread, low, high
         new |= _more(wide, want)
+        if self.function == "softmax" and dim is not None and wide.dim() > 1:
+            self.axis, self.shape = dim % wide.dim(), tuple(wide.shape)
         if self.function == "softmax" and given is not None and want & {"entropy", "input_abs_max"}:
             rows, entropy, peak = softmax_rows(_wide(given), wide, -1 if dim is None else dim)
             new |= {"rows": rows, "entropy": entropy}
@@ -87,6 +90,8 @@ class Site:
             cell["input_abs_max"] = self.peak
         if self.constant is not None and batch > 1 and self.shape and self.shape[0] % batch == 0:
             cell["constant"] = self.constant
+        if self.axis == 0 and batch > 1:
+            cell["batch_axis"] = float(self.shape[0] == batch and batch not in self.shape[1:])
         if self.unit_max is not None:
             cell["dead_share"], cell["batches"], cell["positions"] = windows.update(self)
         return cell

@@ -121,3 +121,22 @@ def test_a_loss_that_becomes_known_later_and_missing_evidence():
     assert rule.missing() == "0 of 3 sampled batches"
     assert [item.step for snapshot in run[2:] for item in rule.check(snapshot)] == [4]
     assert rule.missing() == ""
+
+
+def attention(written, labels="32 x9"):
+    return {"activation.batch_axis": {"attend.softmax": written, "other": "0 x9"}, "label.count": {"label": labels}}
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (attention("1 x9"), [(2, 0, ("attend.softmax",))]),
+        (attention("1, 1, 0, 1, 1, 0, 1, 1, 0"), []),
+        (attention("1 x9", "1 x9"), []),  # one label: the "batch" is a set, such as the nodes of one graph
+        (attention([NAN] * 9), []),
+    ],
+)
+def test_a_softmax_inside_the_model_that_runs_over_the_batch(table, expected):
+    found = findings(MismatchedOutput(), None, table)
+    assert [(item.step, item.first_step, item.subjects) for item in found] == expected
+    assert all(item.fixes[0] == "apply the softmax along the last axis (dim=-1)" for item in found)

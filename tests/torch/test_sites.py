@@ -335,3 +335,23 @@ def test_softmax_rows_of_wide_and_narrow_numbers(half: torch.dtype) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = np.nansum(-truth * np.log(truth), axis=1) / np.log((truth > 0).sum(1))
     assert host == (5, pytest.approx(entropy.sum(), rel=1e-5), pytest.approx(float(logits[torch.isfinite(logits)].abs().max())))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "batch", "expected"),
+    [
+        ((8, 4, 4), 0, 8, 1.0),
+        ((8, 4, 4), -3, 8, 1.0),
+        ((8, 4, 4), -1, 8, 0.0),
+        ((5, 8, 3), 0, 8, 0.0),
+        ((8, 8, 3), 0, 8, 0.0),
+        ((8,), 0, 8, 0.0),
+        ((8, 4), 0, 0, 0.0),
+    ],
+)
+def test_a_softmax_along_the_axis_of_the_samples(shape, dim, batch, expected):
+    """A sequence-first tensor has the samples on another axis; where both are equally long nothing can be said."""
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    site = Site("attend", "", "function", "softmax", 0, shape)
+    site.add(given.softmax(dim), -1, frozenset({"batch_axis"}), given, dim)
+    assert site.cell(Windows(), batch).get("batch_axis", 0.0) == expected

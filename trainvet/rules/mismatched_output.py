@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from trainvet.finding import Finding, Severity
-from trainvet.rule import Rule
+from trainvet.prediction import faults
+from trainvet.rule import Rule, Streak
 from trainvet.statistics import Facts, Loss, Snapshot
-
-RANGES = {
-    "relu": (0.0, math.inf),
-    "relu6": (0.0, 6.0),
-    "softplus": (0.0, math.inf),
-    "sigmoid": (0.0, 1.0),
-    "hard_sigmoid": (0.0, 1.0),
-    "softmax": (0.0, 1.0),
-    "tanh": (-1.0, 1.0),
-}
-OVER_CLASSES = ("logits", "log_probabilities", "probabilities")
-REACH, BEYOND = 1.25, 0.5
-FLAT = 1e-2
 
 
 @dataclasses.dataclass
@@ -30,7 +17,7 @@ class MismatchedOutput(Rule):
     """
     ## What it checks
     On ``patience`` sampled batches in a row with ``labels`` labels together: one output unit under a softmax (or a cross-entropy over classes),
-    which is constant; a softmax over the batch instead of the classes; a ReLU in front of a binary loss that wants logits; regression targets
+    which is constant; a softmax, also one inside the model, over the batch; a ReLU in front of a binary loss that wants logits; regression targets
     outside the range of the last activation, their mean within 1.25 standard deviations of its end and the furthest one half a deviation beyond
     it. A ReLU at the end that gives nothing but 0 for ``dead`` samples. Information: a summed loss.
     ## Why it matters
@@ -45,7 +32,7 @@ class MismatchedOutput(Rule):
     code = "LO110"
     reads: ClassVar[frozenset[str]] = frozenset(
         {"output.units", "output.samples", "output.simplex_share", "output.log_simplex_share", "output.column_error"}
-        | {"output.max", "output.constant", "label.min", "label.max", "label.mean", "label.std", "label.count"}
+        | {"output.max", "output.constant", "activation.batch_axis", "label.min", "label.max", "label.mean", "label.std", "label.count"}
     )
     severity: ClassVar[Severity] = Severity.ERROR
     causes = ("the last activation does not fit the targets", "targets that were scaled for another activation")
@@ -60,6 +47,7 @@ class MismatchedOutput(Rule):
         self._run: dict[str, list[float]] = {}  # batches in a row, their labels, the first step
         self._told: set[str] = set()
         self._seen = 0
+        self._mixed = Streak(self.patience)
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """What made the prediction; a summed loss is told at once."""
@@ -81,6 +69,25 @@ class MismatchedOutput(Rule):
             for what in ("single", "axis", "negative", "range", "dead"):
                 yield from self._count(snapshot, loss, what, found.get(what), label.get("count") or output.get("samples") or 0.0)
         self._seen += judged
+        yield from self._mixing(snapshot)
+
+    def _mixing(self, snapshot: Snapshot) -> Iterator[Finding]:
+        """A softmax inside the model that runs over the samples of the batch."""
+        column, labels = snapshot.column("activation.batch_axis"), snapshot.column("label.count")
+        if column is None or labels is None or not (labels[1] > 1).any():
+            return
+        due = [column[0][row] for row in self._mixed.update(column[0], column[1] > 0, snapshot.step)]
+        if due:
+            yield self.finding(
+                snapshot.step,
+                f"the softmax {due[0]} runs over the batch: each sample's weights depend on the other samples",
+                first_step=min(self._mixed.first(name) for name in due),
+                subjects=self._facts.upstream_first(due),
+                evidence={"places": len(due)},
+                threshold=f"{self.patience} sampled batches in a row",
+                causes=("a wrong axis: dim=0 is the batch",),
+                fixes=("apply the softmax along the last axis (dim=-1)",),
+            )
 
     def _count(self, snapshot: Snapshot, loss: Loss, what: str, found: tuple[str, str] | None, labels: float) -> Iterator[Finding]:
         key = f"{loss.name}/{loss.output}/{what}"
@@ -125,12 +132,18 @@ class MismatchedOutput(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """Counts by loss and fault."""
-        return {"run": {key: list(run) for key, run in self._run.items()}, "told": sorted(self._told), "seen": self._seen}
+        return {
+            "run": {key: list(run) for key, run in self._run.items()},
+            "told": sorted(self._told),
+            "seen": self._seen,
+            "mixed": self._mixed.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._run = {key: list(run) for key, run in state["run"].items()}
         self._told, self._seen = set(state["told"]), int(state["seen"])
+        self._mixed.load_state_dict(state["mixed"])
 
 
 def _row(snapshot: Snapshot, target: str, name: str) -> dict[str, float]:
@@ -139,41 +152,3 @@ def _row(snapshot: Snapshot, target: str, name: str) -> dict[str, float]:
         return {}
     row = table.names.index(name)
     return {key: float(column[row]) for key, column in table.columns.items()}
-
-
-def faults(loss: Loss, output: Mapping[str, float], label: Mapping[str, float], keras: bool) -> Iterator[tuple[str, str, str]]:
-    """What is wrong with one batch: key, message, fix."""
-    function, layer = loss.output_function, loss.output_layer or "the last layer"
-    units, rows = output.get("units", 0.0), output.get("samples", 0.0)
-    values = loss.kind == "regression" or loss.expects == "values"
-    classes = loss.expects in OVER_CLASSES and not values
-    sigmoid = f"give {layer} activation='sigmoid' and use binary cross-entropy" if keras else "use binary_cross_entropy_with_logits on the one unit"
-    if units == 1 and function in ("softmax", "log_softmax") and not (values and label.get("std") == 0):
-        yield "single", f"a softmax over one unit gives {'1' if function == 'softmax' else '0'} whatever the input", sigmoid
-    elif units == 1 and classes and loss.kind == "cross_entropy":
-        yield "single", "a cross-entropy over one class is 0 whatever the input", sigmoid
-    if classes and units > 1 and rows > 1 and function in ("softmax", "log_softmax"):
-        astray = output.get("simplex_share" if function == "softmax" else "log_simplex_share", math.nan) < 0.5
-        columns = function == "softmax" and output.get("column_error", math.nan) < FLAT
-        if astray and (loss.output_axis == 0 or columns):
-            yield (
-                "axis",
-                f"the {function} runs over the batch: the classes of a sample do not sum to 1",
-                "apply it over the classes, axis -1",
-            )
-    if function == "relu" and loss.expects == "logits" and loss.kind == "binary_cross_entropy":
-        yield "negative", "a ReLU in front of a binary loss on logits: no probability can fall below 0.5", f"remove the ReLU after {layer}"
-    if not values:
-        return
-    if function == "relu" and output.get("constant") == 1 and output.get("max") == 0 and (label.get("std", 0.0) > 0 or label.get("mean", 0.0) != 0):
-        yield "dead", "the ReLU at the end gives 0 for every sample", f"remove the ReLU after {layer}"
-    low, high = RANGES.get(function, (-math.inf, math.inf))
-    mean, std, least, most = (label.get(key, math.nan) for key in ("mean", "std", "min", "max"))
-    if mean - REACH * std < low and low - least > BEYOND * std:
-        yield "range", f"targets reach from {least:.3g} to {most:.3g}, a {function} gives nothing below {low:g}", _fix(layer, function, keras)
-    elif mean + REACH * std > high and most - high > BEYOND * std:
-        yield "range", f"targets reach from {least:.3g} to {most:.3g}, a {function} gives nothing above {high:g}", _fix(layer, function, keras)
-
-
-def _fix(layer: str, function: str, keras: bool) -> str:
-    return f"give {layer} no activation (activation=None)" if keras else f"remove the {function} after {layer}, or scale the targets into its range"
