@@ -121,7 +121,7 @@ def main() -> int:
     named = [job for job in jobs if re.search(options.only, f"{job.framework} {job.recipe} {job.operator}")]
     wanted = {(job.framework, job.recipe, job.seed) for job in named}
     rows = execute([job for job in jobs if job in named or (not job.operator and (job.framework, job.recipe, job.seed) in wanted)], options.jobs)
-    command = " ".join(["python -m benchmarks.detection", *(argument for argument in sys.argv[1:] if argument != str(options.out))])
+    command = " ".join(["python -m benchmarks.detection", *(word for word in sys.argv[1:] if word not in ("--out", str(options.out)))])
     out = options.out or (Path(tempfile.mkdtemp()) if options.quick or options.only else HERE)
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(results(rows, command), indent=1), encoding="utf-8")

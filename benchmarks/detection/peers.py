@@ -40,8 +40,8 @@ KERAS = (
     *((name, "") for name in ("cnn-digits", "diabetes", "gru-characters")),
 )
 NOT_RUN = {
-    "traincheck 0.2.0": "installs; it checks invariants that were inferred from traced reference runs of the same script, and brings none of its own to "
-    "check an unseen program with: not comparable at its defaults",
+    "traincheck 0.2.0": "it installs, but checks a run against invariants inferred from traced reference runs of the same script, "
+    "and brings none that an unseen program could be checked with",
     "Lightning's LearningRateMonitor, DeviceStatsMonitor": "they record and judge nothing",
 }
 
@@ -199,7 +199,7 @@ def in_keras(name: str, setup: Any) -> list[str]:
 
 
 PEERS: dict[str, tuple[str, Callable[[str, Any], list[str]]]] = {
-    **{name: ("loop", in_torch_loop) for name in LOOPS},
+    **dict.fromkeys(LOOPS, ("loop", in_torch_loop)),
     "Lightning EarlyStopping(check_finite)": ("lightning", early_stopping),
     "trainvet (Keras)": ("keras", in_keras),
     "Keras TerminateOnNaN": ("keras", in_keras),

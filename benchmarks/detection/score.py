@@ -162,7 +162,7 @@ def summary(rows: Sequence[Row], healthy: Mapping[tuple[str, str, int], Row] | N
         "first headline of the right family": Share(sum(verdict.family for _, verdict in counted), len(counted)),
         "first headline right, with its place": Share(sum(verdict.headline for _, verdict in counted), len(counted)),
         "steps to detection, median": delays[len(delays) // 2] if delays else None,
-        "steps to detection, 90 %": delays[int(0.9 * (len(delays) - 1))] if delays else None,
+        "steps to detection, 90 %": delays[math.ceil(0.9 * len(delays)) - 1] if delays else None,
         "first advice is an action": Share(sum(verdict.understood for verdict in hurt), len(hurt)),
         "first advice makes the run train": Share(sum(verdict.fixed for verdict in hurt), len(hurt)),
         "not learnt": sum(not row["operator"] and not learnt(row) for row in usable),
