@@ -136,6 +136,7 @@ def main() -> int:
     recall = figures["recall"]
     failures = [f"{figures['false alarms']} false alarms"] if figures["false alarms"] else []
     failures += [f"{lost} runs without a result"] if lost else []
+    failures += [f"{figures['errors inside trainvet']} runs with an error inside trainvet"] if figures["errors inside trainvet"] else []
     failures += [f"{recall.hits} of {recall.of} faults diagnosed, fewer than {LEAST:.0%}"] if recall.hits < LEAST * recall.of else []
     print("; ".join(failures) or "quick check passed", flush=True)
     return bool(failures)

@@ -217,7 +217,7 @@ def application(seed, name: str, size: int = 32, rate: float = 2e-3, epochs: int
 
 @BOOK.add(origin="keras.applications")
 def mobilenet_digits(seed):
-    return application(seed, "MobileNet", alpha=0.25, dropout=0.1)
+    return application(seed, "MobileNet", alpha=0.25, dropout=0.1, epochs=2)
 
 
 @BOOK.add(origin="keras.applications")

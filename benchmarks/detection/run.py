@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-LIMIT = 150  # seconds for one run, with the run that tries its fix
+LIMIT = 300  # seconds for one run, with the run that tries its fix
 
 
 @dataclasses.dataclass(frozen=True)

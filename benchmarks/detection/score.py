@@ -139,7 +139,7 @@ def summary(rows: Sequence[Row], healthy: Mapping[tuple[str, str, int], Row] | N
     """All figures of some rows. ``healthy``: where the faulty rows' twins are, if not among them."""
     usable = [row for row in rows if "skipped" not in row]
     pairs = twins(row for row in usable) if healthy is None else healthy
-    well = [row for row in usable if not row["operator"] and learnt(row)]
+    well = [row for row in usable if not row["operator"] and learnt(row) and row["steps"]]  # silence over steps nobody looked at is no good sign
     judged = [(row, judge(row, pairs.get((row["framework"], row["recipe"], row["seed"])))) for row in usable if row["operator"]]
     counted = [(row, verdict) for row, verdict in judged if verdict.counted]
     hurt = [verdict for _, verdict in counted if verdict.harmed]
@@ -167,5 +167,6 @@ def summary(rows: Sequence[Row], healthy: Mapping[tuple[str, str, int], Row] | N
         "first advice makes the run train": Share(sum(verdict.fixed for verdict in hurt), len(hurt)),
         "not learnt": sum(not row["operator"] and not learnt(row) for row in usable),
         "faults without harm, not counted": len(judged) - len(counted),
+        "runs of which nothing was observed": sum(not row["steps"] and not row["crash"] for row in usable),
         "errors inside trainvet": sum(bool(row["errors"]) for row in usable),
     }

@@ -75,6 +75,7 @@ def test_the_figures_of_a_few_runs():
         row("", finding("GR101"), finding("LR101", severity="info")),
         row("", recipe="b"),
         row("", recipe="c", score=0.4),
+        row("", recipe="d", steps=0, errors=["KeyError"]),
         row("rate", finding("WT104"), finding("AC101"), score=0.1, understood=True, fixed_score=0.88),
         row("rate", score=0.1, recipe="b", understood=True, fixed_score=None),
         row("rate", finding("WT104"), score=0.89, recipe="b"),
@@ -83,6 +84,7 @@ def test_the_figures_of_a_few_runs():
     figures = summary(rows)
     assert (figures["healthy runs"], figures["false alarms"], figures["healthy steps"], figures["not learnt"]) == (2, 1, 1000, 1)
     assert figures["false alarms per 1,000 steps"] == pytest.approx([1.0, 0.0253, 5.5716], abs=1e-4)
+    assert (figures["runs of which nothing was observed"], figures["errors inside trainvet"]) == (1, 1)
     assert (figures["faults counted"], figures["faults without harm, not counted"]) == (2, 1)
     assert figures["precision of headlines"] == Share(1, 3)
     assert figures["recall"] == figures["first headline right, with its place"] == Share(1, 2)
