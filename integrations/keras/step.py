@@ -138,7 +138,9 @@ class Stepper:
         if len(self._blocks) >= self.together or ended - started > SLOW:
             self.light_seconds += 0.1 * ((ended - started) / self._batches - self.light_seconds)
             self.hand_over()
-            self.own_seconds += time.perf_counter() - ended
+            now = time.perf_counter()
+            self.own_seconds += now - ended
+            self.ended = now  # our own time is none of the next step's
         return logs
 
     # ---- batch by batch
