@@ -245,10 +245,11 @@ class Facts:
 
     ``clipping`` is the trainer's or optimizer's threshold (None: none is known of, 0 would stop the training), ``clipping_by`` "norm" (all
     gradients together), "each" (norm of one gradient) or "value". ``disconnected`` names trainable parameters without a path to the loss in the
-    autograd graph (exact, from a traced step). ``shared_modules`` lists modules called at several paths as "a = b", ``broken_ties`` declared
-    ties whose storages differ, likewise. ``autocast`` is the dtype autocast was seen to use. ``finetuning``: the user's own freezing is known
-    of (a finetuning callback). ``repeats_batches``: the same batches are wanted again and again (overfit_batches). ``balanced``: a sampler, class
-    weights or sample weights are in use. ``seeded``, ``deterministic``, ``shuffled``: None where unknown. ``expect`` is the user's.
+    autograd graph (exact, from a traced step). ``initial`` names frozen modules that still hold the random weights they were built with.
+    ``shared_modules`` lists modules called at several paths as "a = b", ``broken_ties`` declared ties whose storages differ, likewise. ``autocast``
+    is the dtype autocast was seen to use. ``finetuning``: the user's own freezing is known of (a finetuning callback). ``repeats_batches``: the
+    same batches are wanted again and again (overfit_batches). ``balanced``: a sampler, class weights or sample weights are in use. ``seeded``,
+    ``deterministic``, ``shuffled``: None where unknown. ``expect`` is the user's.
     """
 
     framework: str = ""
@@ -271,6 +272,7 @@ class Facts:
     layers: tuple[Layer, ...] = ()
     severed: tuple[Severance, ...] = ()
     disconnected: tuple[str, ...] = ()
+    initial: tuple[str, ...] = ()
     shared_modules: tuple[str, ...] = ()
     broken_ties: tuple[str, ...] = ()
     autocast: str = ""

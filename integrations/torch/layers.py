@@ -23,6 +23,7 @@ RESHAPING = frozenset({
 })  # fmt: skip
 TRANSPARENT = (nn.Identity, nn.Flatten, nn.Unflatten)
 DEEP = 16  # nodes to follow at most
+SEVERAL = 64  # elements whose spread tells a distribution
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 # module type -> the attributes that hold its widths
 WIDTHS: tuple[tuple[tuple[type[nn.Module], ...], str, str], ...] = (
@@ -257,6 +258,22 @@ def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
     except AttributeError:  # a pattern, or a part that this model lacks
         return None
     return None if is_lazy(parameter) or parameter.device.type == "meta" else parameter
+
+
+def initial(root: nn.Module) -> tuple[str, ...]:
+    """Frozen linear and convolution layers whose weights are those PyTorch builds them with: uniform in ±1/√fan-in, which a trained layer leaves."""
+    found = []
+    for path, module in root.named_modules():
+        if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or is_lazy(module.weight) or module.weight.requires_grad:
+            continue
+        weight = module.weight.detach()
+        if weight.device.type == "meta" or weight.numel() < SEVERAL:
+            continue
+        bound = nn.init._calculate_fan_in_and_fan_out(weight)[0] ** -0.5
+        inside = float(weight.abs().max()) <= bound * (1 + 1e-3)
+        if inside and abs(float(weight.float().std()) / (bound / 3**0.5) - 1) < 4 / weight.numel() ** 0.5:
+            found.append(path)
+    return tuple(found)
 
 
 def pretrained(root: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainvet.integrations.torch.attempt import Attempt
 from trainvet.integrations.torch.connections import Connections, TooLongError
-from trainvet.integrations.torch.layers import Wiring, broken_ties, describe_layers, pretrained, shared_modules
+from trainvet.integrations.torch.layers import Wiring, broken_ties, describe_layers, initial, pretrained, shared_modules
 from trainvet.integrations.torch.modules import Calls, Roster
 from trainvet.integrations.torch.plan import Plan
 from trainvet.statistics import Layer, Subject
@@ -22,7 +22,7 @@ class Structure:
         self.news = False
         self.error: Exception | None = None
         self.roster = Roster(plan.module, plan.modules)
-        self._pretrained = pretrained(plan.module)
+        self._pretrained, self._initial = pretrained(plan.module), initial(plan.module)
         self._layers: tuple[Layer, ...] = ()
         self._shared: tuple[str, ...] = ()
         self._ties: tuple[str, ...] = ()
@@ -48,6 +48,7 @@ class Structure:
             "broken_ties": self._ties,
             "autocast": self._autocast,
             "pretrained": self._pretrained,
+            "initial": self._initial,
             "disconnected": self._connections.disconnected,
             "severed": self._connections.severed,
         }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from tests.series import drive, findings, plan, snapshots
@@ -76,3 +77,16 @@ def test_told_once_and_nan_gives_no_verdict():
     drive(rule, snapshots(None, sizes("0.1 x10")), PLAN)
     assert rule.missing() == ""
     assert OutgrownWeight().missing() == "0 of 6 samples"
+
+
+def test_a_matrix_that_starts_at_zero_is_compared_with_what_its_first_updates_make_of_it():
+    up = np.concatenate([0.005 * np.arange(1, 31), np.full(10, 0.15)])
+    ratio = np.concatenate([[np.inf], 1 / np.arange(1, 30), np.zeros(10)])
+    table = {
+        "weight.rms": {"up": up, **{name: np.full(40, 0.1) for name in ("a", "b", "c")}},
+        "weight.abs_max": {"up": up, **{name: np.full(40, 0.1) for name in ("a", "b", "c")}},
+    }
+    facts = plan(dict.fromkeys(("up", "a", "b", "c", "head"), (8, 8)))
+    assert [item.subjects for item in findings(OutgrownWeight(), None, table, facts)] == [("up",)]  # without the ratios the first sample counts
+    table["update.ratio"] = {"up": ratio, **{name: np.zeros(40) for name in ("a", "b", "c")}}
+    assert findings(OutgrownWeight(), None, table, facts) == []

@@ -7,17 +7,19 @@ import pytest
 from tests.series import findings, well_worded
 from trainvet.finding import Severity
 from trainvet.rules.unexpectedly_frozen import UnexpectedlyFrozen, frozen_modules
-from trainvet.statistics import Facts, Subject
+from trainvet.statistics import Facts, Optimizer, Subject
 
 
 def plan(frozen=(), free=(), **facts):
+    """The optimizer holds all; frozen layers hold the weights they were built with."""
     shapes = {"weight": (8, 8), "bias": (8,)}
     subjects = [
         Subject(f"{module}.{kind}", "parameter", module, shape=shape, trainable=module in free)
         for module in (*frozen, *free)
         for kind, shape in shapes.items()
     ]
-    return Facts(subjects=tuple(subjects), **facts)
+    optimizers = (Optimizer("SGD", parameters=tuple(subject.name for subject in subjects)),)
+    return Facts(**{"subjects": tuple(subjects), "optimizers": optimizers, "initial": tuple(frozen), **facts})
 
 
 def test_a_frozen_module_that_nothing_explains():
@@ -33,7 +35,10 @@ def test_a_frozen_module_that_nothing_explains():
     assert list(rule.begin(facts)) == []
 
 
-@pytest.mark.parametrize("why", [{"pretrained": True}, {"finetuning": True}, {"resumed": True}])
+LEFT_OUT = {"optimizers": (Optimizer("SGD", parameters=("head.weight", "head.bias")),)}
+
+
+@pytest.mark.parametrize("why", [{"pretrained": True}, {"finetuning": True}, {"resumed": True}, {"initial": ()}, LEFT_OUT])
 def test_what_is_explained_is_information(why):
     facts = dataclasses.replace(plan(("body.0",), ("head",)), **why)
     facts = dataclasses.replace(
@@ -86,3 +91,18 @@ def test_statistics_of_a_frozen_normalisation_that_drift():
     assert [(item.step, item.severity, item.subjects) for item in found] == [(3, Severity.WARNING, ("norm",))]
     quiet = {"buffer.changed": {"norm.running_mean": "0, 1, 1, 0, 0"}}
     assert [item for item in findings(UnexpectedlyFrozen(), None, quiet, facts) if "statistics" in item.message] == []
+
+
+def test_a_low_rank_addition_to_a_frozen_layer_is_information():
+    frozen = plan(("body.0.layer",), ())
+    added = Subject("body.0.up", "parameter", "body.0", shape=(8, 2))
+    facts = dataclasses.replace(frozen, subjects=(*frozen.subjects, added))
+    assert [item.severity for item in UnexpectedlyFrozen().begin(facts)] == [Severity.INFO]
+
+
+def test_keras_has_no_list_of_parameters_to_leave_them_out_of():
+    facts = dataclasses.replace(plan(("body.0",), ("head",)), framework="keras", **LEFT_OUT)
+    facts = dataclasses.replace(
+        facts, subjects=tuple(dataclasses.replace(item, shape=(*item.shape, 3)) if item.module == "head" else item for item in facts.subjects)
+    )
+    assert [item.severity for item in UnexpectedlyFrozen().begin(facts)] == [Severity.WARNING]

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.torch.left_behind import left_behind
 from tests.torch.runs import Driven, net, steps
-from trainvet.integrations.torch.layers import broken_ties, pretrained
+from trainvet.integrations.torch.layers import broken_ties, initial, pretrained
 from trainvet.integrations.torch.modules import Calls
 from trainvet.integrations.torch.probe import Known
 from trainvet.statistics import Layer
@@ -397,3 +397,13 @@ def test_layers_that_only_a_later_optimizer_needs_are_traced_too() -> None:
     run.end()
     assert layers(run)["1"].after == ("0",)
     assert left_behind(module) == []
+
+
+def test_frozen_layers_with_the_weights_they_were_built_with() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.Conv1d(4, 16, 3), nn.Linear(32, 32), nn.Linear(32, 32))
+    for index in (0, 1, 2):
+        net[index].requires_grad_(False)
+    with torch.no_grad():
+        net[2].weight += 0.02 * torch.randn(32, 32)
+    assert initial(net) == ("0", "1")

@@ -28,11 +28,12 @@ class OutgrownWeight(Rule):
     Decay this weight, normalise what enters or leaves it, or give it a lower rate.
     ## Known limits
     Information only for embeddings, for the layer that makes the prediction (targets may be large) and in front of normalisation, where the scale has
-    no effect. Not judged: starts below an RMS of 1e-3, and models with fewer than 3 matrices. Largest healthy growth measured: 7.5.
+    no effect. A matrix that starts at 0 is compared with its size when an update first is below ``settled`` of it. Not judged: starts below
+    1e-3, and models with fewer than 3 matrices. Largest healthy growth measured: 7.5.
     """
 
     code = "WT110"
-    reads: ClassVar[frozenset[str]] = frozenset({"weight.rms", "weight.abs_max"})
+    reads: ClassVar[frozenset[str]] = frozenset({"weight.rms", "weight.abs_max", "update.ratio"})
     causes = ("nothing bounds the weight: no decay, no normalisation", "a learning rate too high for this layer", "attention logits that drift")
     fixes = ("give this weight a weight decay of 0.01", "normalise what enters it (for attention: queries and keys)", "give it a lower learning rate")
 
@@ -40,6 +41,7 @@ class OutgrownWeight(Rule):
     siblings: float = 5.0
     patience: int = 5
     floor: float = 1e-3
+    settled: float = 0.25
 
     def __post_init__(self) -> None:
         self._facts = Facts()
@@ -73,7 +75,8 @@ class OutgrownWeight(Rule):
         self._samples += 1
         names, size, top = self._rows.names, self._rows.values(snapshot, "weight.rms"), self._rows.values(snapshot, "weight.abs_max")
         kept, rows = self._kept, self._kept.rows(self._rows.names)
-        start = np.where(np.isnan(kept["start"][rows]), size, kept["start"][rows])
+        settled = ~(self._rows.values(snapshot, "update.ratio") > self.settled)  # a matrix that starts at 0 has its scale from the first updates
+        start = np.where(np.isnan(kept["start"][rows]) & settled, size, kept["start"][rows])
         known = np.isfinite(size) & (start >= self.floor)
         growth = np.divide(size, start, out=np.zeros(len(size)), where=known)
         alone = known.sum() >= 3 and median(growth[known]) < self.siblings

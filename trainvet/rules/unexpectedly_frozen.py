@@ -17,8 +17,8 @@ from trainvet.statistics import Facts, Snapshot
 class UnexpectedlyFrozen(Rule):
     """
     ## What it checks
-    Parameters that require no gradient. A warning where whole modules are frozen, the rest trains, and neither loaded weights nor a finetuning
-    callback explain it; and where the running statistics of a frozen normalisation change on ``patience`` samples. Information otherwise, also
+    Parameters that require no gradient. A warning where whole modules are frozen with the random weights they were built with, the optimizer holds
+    them all the same, and no finetuning callback explains it; and where the running statistics of a frozen normalisation change on ``patience`` samples. Information otherwise, also
     when parameters freeze during the run.
     ## Why it matters
     A frozen module with random weights passes noise on. A frozen backbone whose running statistics drift is not the one that was loaded.
@@ -26,7 +26,7 @@ class UnexpectedlyFrozen(Rule):
     Thaw it (`requires_grad_(True)`, `trainable = True`), or load its weights first; put frozen normalisation into evaluation mode.
     ## Known limits
     Random features, target networks and teachers are frozen on purpose: a module that repeats a trained one is left alone, others are to be muted.
-    That weights were loaded is seen where biases or running statistics are not at their initial values.
+    Frozen layers whose weights are not those of a default initialisation, and low-rank additions to a frozen layer, are information.
     """
 
     code = "MO101"
@@ -58,6 +58,10 @@ class UnexpectedlyFrozen(Rule):
         if not whole or not free:
             return
         self._told |= set(whole)
+        # Keras has no list of parameters to leave them out of
+        held = facts.framework == "keras" or bool({name for names in whole.values() for name in names} & facts.owned)
+        random = any(f"{name}.".startswith(f"{place}.") for place in whole for name in facts.initial)
+        meant = meant or not held or not random or all(self._adapted(place) for place in whole)
         count = sum(parameters[name].numel for names in whole.values() for name in names)
         share = count / sum(subject.numel for subject in parameters.values())
         yield self.finding(
@@ -66,9 +70,14 @@ class UnexpectedlyFrozen(Rule):
             subjects=tuple(whole),
             severity=Severity.INFO if meant else Severity.WARNING,
             evidence={"frozen parameters": sum(map(len, whole.values())), "share of weights": share},
-            threshold="whole modules, with no loaded weights and no finetuning callback",
+            threshold="whole modules that hold their initial random weights",
             fixes=(f"thaw it: requires_grad_(True) on {next(iter(whole))}, in Keras trainable = True before compile", self.fixes[1]),
         )
+
+    def _adapted(self, place: str) -> bool:
+        """Does the module right around it train parameters of its own (a low-rank addition to a frozen layer)?"""
+        around = place.rpartition(".")[0]
+        return any(subject.trainable and subject.module == around for subject in self._facts.parameters.values())
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """Running statistics of frozen normalisations."""
