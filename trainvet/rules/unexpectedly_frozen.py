@@ -18,8 +18,8 @@ class UnexpectedlyFrozen(Rule):
     """
     ## What it checks
     Parameters that require no gradient. A warning where whole modules are frozen with the random weights they were built with, the optimizer holds
-    them all the same, and no finetuning callback explains it; and where the running statistics of a frozen normalisation change on ``patience`` samples. Information otherwise, also
-    when parameters freeze during the run.
+    them all the same, and no finetuning callback explains it; and where the running statistics of a frozen normalisation change on ``patience``
+    samples. Information otherwise, also when parameters freeze during the run.
     ## Why it matters
     A frozen module with random weights passes noise on. A frozen backbone whose running statistics drift is not the one that was loaded.
     ## What to do
