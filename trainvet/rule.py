@@ -291,7 +291,7 @@ def resolve(pattern: str) -> list[type[Rule]]:
         chosen = [kind for kind in rules.values() if defect(kind) == pattern.lower().replace("_", "-")]
     if not chosen:
         known = [*rules, *(defect(kind) for kind in rules.values())]
-        near = [code for code in rules if code[:2] == pattern[:2].upper()] if re.fullmatch(r"[A-Za-z]{2}\d+", pattern) else []
+        near = [code for code in rules if code[:2] == pattern[:2].upper()][:3] if re.fullmatch(r"[A-Za-z]{2}\d+", pattern) else []
         near = near or difflib.get_close_matches(pattern, known, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; known rules: {', '.join(rules)}"
         raise ValueError(f"unknown rule {pattern!r}{hint}")
