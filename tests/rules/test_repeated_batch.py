@@ -34,5 +34,20 @@ def test_batches_that_are_meant_to_repeat(facts):
     assert run(RepeatedBatch(), None, batches("7 x20"), facts) == []
 
 
+@pytest.mark.parametrize(("interval", "epoch"), [(50, 50), (50, 25), (10, 10), (6, 3), (8, 16)])
+def test_an_order_that_stays_the_same_is_no_repetition(interval, epoch):
+    at = [step for step in range(interval * 20) if step < 10 or step % interval == 0]
+    seen = [100.0 + step % epoch for step in at]
+    for known in (Facts(), Facts(batches_per_epoch=epoch), Facts(batches_per_epoch=epoch, shuffled=False)):
+        assert run(RepeatedBatch(), None, batches(seen), known, at=at) == []
+
+
+def test_a_repetition_between_distant_samples():
+    at = range(0, 500, 50)
+    assert run(RepeatedBatch(), None, batches([7] * 10), Facts(shuffled=True), at=at) == [(250, "IN107")]
+    assert run(RepeatedBatch(), None, batches([7] * 10), Facts(), at=at) == []
+    assert run(RepeatedBatch(), None, batches([7] * 10), Facts(), at=[0, 1, *at[1:9]]) == [(200, "IN107")]
+
+
 def test_nan_is_no_batch_twice():
     assert run(RepeatedBatch(), None, batches([float("nan")] * 20)) == []

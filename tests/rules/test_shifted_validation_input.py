@@ -33,6 +33,11 @@ def test_few_samples_allow_only_what_is_far_off(mean, std, count, found):
     assert run(mean, std, count)[0] == ["IN106"] * found
 
 
+@pytest.mark.parametrize(("count", "found"), [(500, 1), (499, 0)])
+def test_half_a_deviation_needs_five_hundred_samples(count, found):
+    assert run(0.6, 1, count)[0] == ["IN106"] * found
+
+
 def test_samples_of_the_same_data_are_quiet():
     random = np.random.default_rng(0)
     for _ in range(200):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -21,8 +22,9 @@ class RepeatedBatch(Rule):
     ## What to do
     Take batches from one iterator over the loader; look at what the data set's `__getitem__` does with the index.
     ## Known limits
-    Silent where batches are meant to repeat (`overfit_batches`) and where an epoch has a single batch. Sampled steps only: between two of them
-    other batches may have come.
+    Silent where batches are meant to repeat (`overfit_batches`) and where an epoch has a single batch. Sampled steps only: an order that stays the
+    same shows one batch at every sample whose distance is a multiple of the epoch. Unless the loader is known to shuffle, the distances must
+    therefore have no common divisor, as those of the first steps, which are all sampled.
     """
 
     code = "IN107"
@@ -34,13 +36,17 @@ class RepeatedBatch(Rule):
 
     def __post_init__(self) -> None:
         self._meant = ""
+        self._shuffled = False
         self._last: dict[str, float] = {}
+        self._at = 0
+        self._apart = 0
         self._count = 0
         self._first = 0
         self._told = False
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """Are batches meant to repeat?"""
+        self._shuffled = facts.shuffled is True
         self._meant = "batches are meant to repeat" if facts.repeats_batches else "an epoch is one batch" if facts.batches_per_epoch == 1 else ""
         return ()
 
@@ -52,10 +58,14 @@ class RepeatedBatch(Rule):
         now = dict(zip(column[0], column[1].tolist(), strict=True))
         same = bool(now) and now == self._last
         self._count = self._count + 1 if same else 0
+        self._apart = math.gcd(self._apart, snapshot.step - self._at) if same else 0
+        self._at = snapshot.step
         self._first = self._first if same and self._count > 1 else snapshot.step
         self._told = self._told and same
         self._last = now
         if self._count < self.repeats or self._told:
+            return
+        if self._apart != 1 and not self._shuffled:  # any epoch that divides all distances explains it
             return
         self._told = True
         yield self.finding(
@@ -73,9 +83,17 @@ class RepeatedBatch(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """The last fingerprint and the streak."""
-        return {"last": dict(self._last), "count": self._count, "first": self._first, "told": self._told}
+        return {
+            "last": dict(self._last),
+            "at": self._at,
+            "apart": self._apart,
+            "count": self._count,
+            "first": self._first,
+            "told": self._told,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._last = {str(name): float(value) for name, value in state["last"].items()}
+        self._at, self._apart = int(state["at"]), int(state["apart"])
         self._count, self._first, self._told = int(state["count"]), int(state["first"]), bool(state["told"])

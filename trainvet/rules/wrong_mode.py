@@ -74,7 +74,9 @@ class WrongMode(Rule):
         if not self._layers or self._facts.finetuning:
             return
         column = snapshot.column("module.training")
-        if column is not None:
+        if column is not None and self._seen and not (column[1] == 0).any():  # the usual case, at no cost per layer
+            self._streak = {}
+        elif column is not None:
             modes = dict(zip(column[0], column[1].tolist(), strict=True))
             called = dict(zip(column[0], snapshot.values("module.called", column[0]).tolist(), strict=True))
             wrong = [name for name in self._layers if modes.get(name) == 0 and not called.get(name, 1.0) <= 0]
@@ -86,7 +88,7 @@ class WrongMode(Rule):
             if due:
                 yield self._in_training(snapshot.step, due, modes)
         column = snapshot.column("validation_module.training")
-        if column is not None:
+        if column is not None and (column[1] == 1).any():
             modes = dict(zip(column[0], column[1].tolist(), strict=True))
             wrong = [name for name in self._layers if modes.get(name) == 1 and f"evaluation {name}" not in self._told]
             if wrong:
