@@ -46,10 +46,12 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "MO101": ("GR104", "WT101", "WT106"),
     "GR108": ("GR104", "WT101", "WT106", "MO101", "MO103"),
     "MO103": ("GR104", "WT101"),
+    "MO102": ("WT102",),
+    "MO105": ("LO101", "LO102", "FT101"),
     "LO109": ("LO108", *STANDSTILL),
     "LO110": (*RUNAWAY, *STANDSTILL, "LO109"),
     "MO108": (*STANDSTILL, "LO101", "LO102", "LO108", "MO109", "FT", "GR103"),
-    "MO104": ("MO109", "FT101", "FT103", "IN106"),
+    "MO104": ("MO109", "FT101", "FT103", "IN106", "AC105"),
     "MO107": (),
     "WT107": (*STANDSTILL, "LO108", "AC103"),
     # precision
@@ -60,7 +62,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "WT103": ("WT101", "WT106"),
     # how the data look
     "IN102": (*RUNAWAY, *STANDSTILL, "WT108", "AC103"),
-    "IN104": ("AC105", "FT101", "FT103"),
+    "IN104": ("AC105", "FT101", "FT103", "IN105"),
     "IN105": ("LO101", "LO102", "LO103", "LO106", "GR103", "FT"),
     "IN106": ("FT101", "FT103", "FT105"),
     "IN107": ("FT101",),
