@@ -32,6 +32,13 @@ def test_the_last_evaluation_counts_by_itself():
         assert [item.severity for item in rule.end(9)] == expected
 
 
+@pytest.mark.parametrize(("planned", "expected"), [(3, Severity.WARNING), (4, Severity.INFO), (None, Severity.WARNING)])
+def test_early_evaluations_of_a_run_long_enough_to_settle_are_information(planned, expected):
+    # 0.2 is left after the second of the planned steps: 0.2 ** 1.5 = 0.09 at the third, 0.2 ** 2 = 0.04 at the fourth
+    rule = UnsettledRunningStatistics()
+    assert drive(rule, snapshots(None, left([0.45, 0.2])), Facts(planned_steps=planned))[-1].severity == expected
+
+
 @pytest.mark.parametrize("facts", [Facts(pretrained=True), Facts(resumed=True)])
 def test_loaded_statistics_are_settled(facts):
     rule = UnsettledRunningStatistics()

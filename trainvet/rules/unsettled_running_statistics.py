@@ -19,7 +19,7 @@ class UnsettledRunningStatistics(Rule):
     ## What it checks
     For each batch normalisation, when an evaluation really runs: the share of the initial mean 0 and variance 1 that is still in its running
     statistics, momentum to the power of updates so far. Above ``share`` in two evaluations in a row, or in the last one, it is a warning; a first
-    evaluation alone is information.
+    evaluation alone is information, and so are early ones where the planned steps leave less than ``share`` at the pace so far.
     ## Why it matters
     Evaluation then normalises with numbers that are not those of the data: training looks good and validation bad, for a reason that more
     training or regularisation does not touch. Keras keeps 0.99 at each update: 300 updates leave 5 %.
@@ -59,7 +59,10 @@ class UnsettledRunningStatistics(Rule):
         self._kept["first"][rows] = np.where(count == 1, snapshot.step, self._kept["first"][rows])
         self._kept["count"][rows], self._kept["last"][rows], self._step = count, left, snapshot.step
         told = self._kept["told"][rows]
-        for level, due in ((2.0, (count >= 2) & (told < 2)), (1.0, (count == 1) & (told < 1))):
+        planned = self._facts.planned_steps
+        # momentum to the power of updates: what is left at the end is a power of what is left now
+        lasting = over if planned is None else left ** max(1.0, planned / (snapshot.step + 1)) > self.share
+        for level, due in ((2.0, (count >= 2) & lasting & (told < 2)), (1.0, (count == 1) & (told < 1))):
             chosen = np.flatnonzero(due).tolist()
             if chosen:
                 self._kept["told"][rows] = np.where(due, level, self._kept["told"][rows])
