@@ -15,11 +15,12 @@ export OMP_NUM_THREADS ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export KERAS_BACKEND := tensorflow
 
-.PHONY: help install demo test lint format types imports package readme clean
+.PHONY: help install demo test detection lint format types imports package readme clean
 
 help:
 	@echo "make demo     healthy and broken trainings, and what trainvet says about them"
 	@echo "make test     every test (make test GROUPS=\"core torch\" runs some: core, torch, keras, examples)"
+	@echo "make detection   a few healthy and a few broken trainings: no false alarm, and the faults are found (3 minutes)"
 	@echo "make lint     ruff: rules and formatting        make format   ruff: put both right"
 	@echo "make types    mypy                              make imports  direction of imports"
 	@echo "make package  wheel and sdist, installed and tried in an empty environment"
@@ -40,6 +41,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python tests/groups.py $(GROUPS)
+
+detection: $(STAMP)
+	$(BIN)/python -m benchmarks.detection --quick
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -15,10 +15,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 from benchmarks.detection.run import Job
+from benchmarks.detection.run import known as known_rows
 from benchmarks.detection.score import summary
 from benchmarks.detection.table import markdown, results
 
@@ -29,7 +32,7 @@ QUICK = {
         ("lightning", "mlp-digits", ("", "rate-too-high", "rate-too-low", "missing-from-the-optimizer", "softmax-twice", "missing-value-in-one-row")),
         ("loop", "mlp-wine-tanh", ("", "zero-initialisation", "detached-branch", "momentum-too-high")),
         ("loop", "cnn-digits", ("",)),
-        ("lightning", "gpt2-characters", ("",)),
+        ("lightning", "gpt-characters", ("",)),
         ("loop", "lora-digits", ("",)),
     ),
     "keras": (
@@ -71,30 +74,52 @@ def draw(operator: str, framework: str, recipe: str) -> str:
     return hashlib.sha256(f"{operator} {framework} {recipe}".encode()).hexdigest()
 
 
-def choose(known: dict[str, dict[str, Any]], frameworks: list[str], seeds: list[int], each: int, healthy_only: bool) -> list[Job]:
-    """Every recipe healthy with every seed; each fault in ``each`` of the recipes it applies to, with changing seeds."""
-    jobs = [Job(name, recipe, "", seed) for recipe, facts in known.items() for name in facts["frameworks"] if name in frameworks for seed in seeds]
+def choose(
+    known: dict[str, dict[str, Any]],
+    frameworks: list[str],
+    seeds: list[int],
+    each: int,
+    healthy_only: bool,
+    alternate: bool,
+    slow: Container[Job] = (),
+) -> list[Job]:
+    """Every recipe healthy with every seed; each fault in ``each`` of the recipes it applies to, with changing seeds.
+
+    With ``alternate`` a recipe meets one framework per seed, the next seed the next one. All faults are put into one recipe before any is put into
+    two, so that a run that ends early has seen all of them. No fault is put into the ``slow`` ones of the healthy runs.
+    """
+
+    def trained_in(recipe: str, number: int, seed: int) -> list[str]:
+        fitting = [name for name in frameworks if name in known[recipe]["frameworks"]]
+        return [fitting[(number + seed) % len(fitting)]] if alternate and fitting else fitting
+
+    jobs = [Job(name, recipe, "", seed) for seed in seeds for number, recipe in enumerate(known) for name in trained_in(recipe, number, seed)]
     if healthy_only:
         return jobs
-    faults = dict.fromkeys(fault for facts in known.values() for fault in facts["faults"])
-    for framework in frameworks:
-        for fault in faults:
-            fitting = [recipe for recipe, facts in known.items() if framework in facts["frameworks"] and fault in facts["faults"]]
-            fitting.sort(key=lambda recipe: draw(fault, framework, recipe))
-            jobs += [Job(framework, recipe, fault, seeds[number % len(seeds)]) for number, recipe in enumerate(fitting[:each])]
-    return jobs
+    faulty: list[tuple[int, Job]] = []
+    for fault in dict.fromkeys(fault for facts in known.values() for fault in facts["faults"]):
+        fitting = [job for job in jobs if fault in known[job.recipe]["faults"] and job not in slow]
+        for group in [fitting] if alternate else [[job for job in fitting if job.framework == name] for name in frameworks]:
+            order = sorted({job.recipe for job in group}, key=lambda recipe: draw(fault, group[0].framework, recipe))
+            for number in range(each if order else 0):
+                turn, recipe = divmod(number, len(order))
+                runs = [job for job in group if job.recipe == order[recipe]]
+                if turn < len(runs):
+                    faulty.append((number, dataclasses.replace(runs[(recipe + turn) % len(runs)], operator=fault)))
+    return jobs + [job for _, job in sorted(faulty, key=lambda pair: pair[0])]
 
 
-def execute(jobs: list[Job], at_once: int) -> list[dict[str, Any]]:
-    """Run all jobs, side by side; returns their rows."""
-    rows: list[dict[str, Any]] = []
+def execute(jobs: list[Job], at_once: int, kept: Path | None, seconds: float) -> list[dict[str, Any]]:
+    """Run all jobs, side by side; returns their rows. ``kept``: a file of rows that is added to."""
     with tempfile.TemporaryDirectory() as directory:
+        out = kept or Path(directory) / "rows"
+        until = time.monotonic() + seconds
         for side in dict.fromkeys(job.side for job in jobs):
-            listed, out = Path(directory) / f"{side}.jobs", Path(directory) / f"{side}.rows"
+            listed = Path(directory) / f"{side}.jobs"
             listed.write_text("".join(json.dumps(dataclasses.asdict(job)) + "\n" for job in jobs if job.side == side), encoding="utf-8")
-            run(side, str(listed), str(out), str(at_once))
-            rows += [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
-    return rows
+            run(side, str(listed), str(out), str(at_once), str(max(0.0, until - time.monotonic())))
+        wanted = {dataclasses.astuple(job) for job in jobs}
+        return [row for row in known_rows(out) if (row["framework"], row["recipe"], row["operator"], row["seed"]) in wanted]
 
 
 def main() -> int:
@@ -106,6 +131,10 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--each", type=int, default=4, help="how many recipes each fault is put into, per framework")
     parser.add_argument("--healthy", action="store_true", help="no faults")
+    parser.add_argument("--alternate", action="store_true", help="a recipe is trained in Lightning with one seed, in a loop with the next")
+    parser.add_argument("--rows", type=Path, default=None, help="a file that keeps each run's row; what is in it is not run again")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this; 0 only writes what --rows holds")
+    parser.add_argument("--longest", type=float, default=1e6, help="put no fault into a recipe whose healthy run in --rows took more seconds")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
     parser.add_argument("--out", type=Path, default=None, help="folder of results.json and results.md")
     options = parser.parse_args()
@@ -114,18 +143,22 @@ def main() -> int:
         chosen = [part for side in sides for part in QUICK[side] if part[0] in options.framework]
         jobs = [Job(framework, recipe, fault, 0) for framework, recipe, faults in chosen for fault in faults]
     else:
+        timed = [row for row in known_rows(options.rows) if not row["operator"]] if options.rows is not None else []
+        named = ("framework", "recipe", "operator", "seed")
+        slow = {Job(*(row[name] for name in named)) for row in timed if row.get("seconds", 0.0) > options.longest}
         jobs = []
         for side in sides:
             frameworks = [name for name in options.framework if side_of(name) == side]
-            jobs += choose(plan(side), frameworks, options.seeds, options.each, options.healthy)
-    named = [job for job in jobs if re.search(options.only, f"{job.framework} {job.recipe} {job.operator}")]
-    wanted = {(job.framework, job.recipe, job.seed) for job in named}
-    rows = execute([job for job in jobs if job in named or (not job.operator and (job.framework, job.recipe, job.seed) in wanted)], options.jobs)
+            jobs += choose(plan(side), frameworks, options.seeds, options.each, options.healthy, options.alternate, slow)
+    matching = [job for job in jobs if re.search(options.only, f"{job.framework} {job.recipe} {job.operator}")]
+    wanted = {(job.framework, job.recipe, job.seed) for job in matching}
+    jobs = [job for job in jobs if job in matching or (not job.operator and (job.framework, job.recipe, job.seed) in wanted)]
+    rows = execute(jobs, options.jobs, options.rows, options.minutes * 60)
     command = " ".join(["python -m benchmarks.detection", *(word for word in sys.argv[1:] if word not in ("--out", str(options.out)))])
     out = options.out or (Path(tempfile.mkdtemp()) if options.quick or options.only else HERE)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results(rows, command), indent=1), encoding="utf-8")
-    text = markdown(rows, command)
+    (out / "results.json").write_text(json.dumps(results(rows, command, len(jobs)), indent=1), encoding="utf-8")
+    text = markdown(rows, command, len(jobs))
     (out / "results.md").write_text(text, encoding="utf-8")
     print(text)
     print(f"written to {out}")

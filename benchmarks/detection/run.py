@@ -1,4 +1,4 @@
-"""Runs jobs in forked processes that share one import of a framework. ``python -m benchmarks.detection.run SIDE JOBS RESULTS N``."""
+"""Runs jobs in forked processes that share one import of a framework. ``python -m benchmarks.detection.run SIDE JOBS RESULTS N SECONDS``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import math
 import os
 import signal
 import sys
@@ -51,9 +52,13 @@ def build(job: Job) -> Any:
     return recipes(job.side)[job.recipe].build(job.seed)
 
 
-def one(job: Job) -> dict[str, Any]:
-    """Train, and tell what was found; a faulty run is trained once more with the first advice followed."""
+def one(job: Job, twin: float | None = None) -> dict[str, Any]:
+    """Train, and tell what was found; a faulty run is trained once more with the first advice followed.
+
+    ``twin``: the score of the healthy twin, if it is known. A fault that did no harm is not trained again: there is nothing to win back.
+    """
     from benchmarks.detection import fixes, operators
+    from benchmarks.detection.harm import harmed
 
     trainer = importlib.import_module(f"benchmarks.detection.train_{job.side}")
     row: dict[str, Any] = dataclasses.asdict(job)
@@ -76,7 +81,8 @@ def one(job: Job) -> dict[str, Any]:
         row["onset"] = fault.onset(setup)
         for finding in row["findings"]:
             finding["place"] = fault.placed(setup, finding)
-        row.update(fixes.tried(job, fault, report.findings, trainer))
+        if twin is None or crash or harmed(math.nan if row["score"] is None else row["score"], twin):
+            row.update(fixes.tried(job, fault, report.findings, trainer))
     return row
 
 
@@ -98,7 +104,7 @@ def score(trainer: Any, setup: Any) -> float | None:
     return value if value == value else None
 
 
-def child(job: Job, path: Path) -> None:
+def child(job: Job, path: Path, twin: float | None) -> None:
     """In the forked process: write the row, or why there is none."""
     signal.alarm(LIMIT)
     if job.side == "keras":
@@ -112,29 +118,45 @@ def child(job: Job, path: Path) -> None:
         torch.set_num_threads(1)
     with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
         try:
-            row = one(job)
+            row = one(job, twin)
         except Exception:
             row = {**dataclasses.asdict(job), "skipped": traceback.format_exc()[-2000:]}
     path.write_text(json.dumps(row, default=str), encoding="utf-8")
 
 
-def work(jobs: Sequence[Job], results: Path, at_once: int) -> None:
-    """Run all jobs, at most ``at_once`` together, and append a line for each to ``results``."""
-    recipes(jobs[0].side)
-    if any(job.operator for job in jobs):
-        importlib.import_module("benchmarks.detection.operators").of(jobs[0].side)
-    importlib.import_module("trainvet.callbacks.keras" if jobs[0].side == "keras" else "trainvet.callbacks.lightning")
-    waiting, running = list(jobs), {}
+def known(results: Path) -> list[dict[str, Any]]:
+    """The rows that are there already, as of a run that was interrupted; a last line cut short is none."""
+    rows = []
+    for line in results.read_text(encoding="utf-8").splitlines() if results.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def work(jobs: Sequence[Job], results: Path, at_once: int, seconds: float) -> None:
+    """Run all jobs of which ``results`` has no row, at most ``at_once`` together, and append a line for each. After ``seconds`` no run is started."""
+    until = time.monotonic() + seconds
+    done = known(results)
+    twins = {(row["framework"], row["recipe"], row["seed"]): row.get("score") for row in done if not row["operator"]}
+    named = {(row["framework"], row["recipe"], row["operator"], row["seed"]) for row in done}
+    waiting = [job for job in jobs if dataclasses.astuple(job) not in named]
+    if not waiting:
+        return
+    recipes(waiting[0].side)
+    if any(job.operator for job in waiting):
+        importlib.import_module("benchmarks.detection.operators").of(waiting[0].side)
+    importlib.import_module("trainvet.callbacks.keras" if waiting[0].side == "keras" else "trainvet.callbacks.lightning")
+    running: dict[int, tuple[Job, Path]] = {}
     with tempfile.TemporaryDirectory() as directory, results.open("a", encoding="utf-8") as out:
-        while waiting or running:
-            if waiting and len(running) < at_once:
+        while (waiting and time.monotonic() < until) or running:
+            if waiting and time.monotonic() < until and len(running) < at_once:
                 job = waiting.pop(0)
                 path = Path(directory) / f"{len(waiting)}.json"
                 sys.stdout.flush()
                 process = os.fork()
                 if process == 0:
                     try:
-                        child(job, path)
+                        child(job, path, twins.get((job.framework, job.recipe, job.seed)))
                     finally:
                         os._exit(0)
                 running[process] = (job, path)
@@ -145,7 +167,9 @@ def work(jobs: Sequence[Job], results: Path, at_once: int) -> None:
             line = path.read_text(encoding="utf-8") if path.exists() else json.dumps(broken)
             out.write(line + "\n")
             out.flush()
-            print(f"{len(jobs) - len(waiting) - len(running)} of {len(jobs)}", job.framework, job.recipe, job.operator, job.seed, flush=True)
+            if not job.operator:
+                twins[job.framework, job.recipe, job.seed] = json.loads(line).get("score")
+            print(f"{len(waiting)} waiting;", job.framework, job.recipe, job.operator, job.seed, flush=True)
 
 
 def planned(side: str) -> dict[str, Any]:
@@ -166,9 +190,9 @@ def main() -> None:
     if sys.argv[2] == "--plan":
         Path(sys.argv[3]).write_text(json.dumps(planned(sys.argv[1])), encoding="utf-8")
         return
-    side, jobs, results, at_once = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+    side, jobs, results, at_once, seconds = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
     read = [Job(**json.loads(line)) for line in jobs.read_text(encoding="utf-8").splitlines()]
-    work([job for job in read if job.side == side], results, at_once)
+    work([job for job in read if job.side == side], results, at_once, seconds)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from benchmarks.detection.score import Row, Share, alarms, judge, learnt, summary, twins
@@ -12,9 +15,18 @@ from benchmarks.detection.score import Row, Share, alarms, judge, learnt, summar
 PACKAGES = ("trainvet", "torch", "lightning", "keras", "tensorflow", "tensorflow-cpu", "transformers", "scikit-learn", "numpy")
 
 
+def commit() -> str:
+    """What was measured, if this is a checkout."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 def environment() -> dict[str, str]:
     """Python and the packages that matter."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
+    found = {"python": platform.python_version(), "machine": f"{platform.machine()} with {os.cpu_count()} CPUs", "commit": commit()}
     for name in PACKAGES:
         try:
             found[name] = version(name)
@@ -33,11 +45,12 @@ def plain(figures: dict[str, Any]) -> dict[str, Any]:
     return {name: value.to_dict() if isinstance(value, Share) else value for name, value in figures.items()}
 
 
-def results(rows: Sequence[Row], command: str) -> dict[str, Any]:
+def results(rows: Sequence[Row], command: str, planned: int) -> dict[str, Any]:
     """Everything that was measured, as JSON types."""
     healthy = twins(row for row in rows if "skipped" not in row)
     return {
         "command": command,
+        "planned runs": planned,
         "environment": environment(),
         "all": plain(summary(rows)),
         "by framework": {name: plain(summary(part)) for name, part in groups(rows, "framework").items()},
@@ -46,7 +59,7 @@ def results(rows: Sequence[Row], command: str) -> dict[str, Any]:
     }
 
 
-def markdown(rows: Sequence[Row], command: str) -> str:
+def markdown(rows: Sequence[Row], command: str, planned: int) -> str:
     """Figures by framework and by operator, false alarms and misses one by one."""
     healthy = twins(row for row in rows if "skipped" not in row)
     frameworks = groups(rows, "framework")
@@ -60,6 +73,7 @@ def markdown(rows: Sequence[Row], command: str) -> str:
         ", ".join(f"{name} {number}" for name, number in environment().items()) + ".",
         "",
     ]
+    lines += [f"{planned} runs were planned, {len(rows)} of them were made" + (" before the time was up." if len(rows) < planned else "."), ""]
     lines += ["Seeds of one recipe are not independent of each other: the intervals take them as if they were.", ""]
     lines += ["| | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
     lines += [f"| {name} | " + " | ".join(cell(columns[column][name]) for column in columns) + " |" for name in names]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.detection.__main__ import choose
 from benchmarks.detection.fixes import understood
 from benchmarks.detection.harm import harmed
 from benchmarks.detection.operators_settings import SHARED
+from benchmarks.detection.run import Job, known, work
 from benchmarks.detection.score import Share, clopper_pearson, judge, poisson, summary, wilson
 from benchmarks.detection.setup import Setup
+from benchmarks.detection.table import markdown
 from tests.examples.programs import needs, run
 from trainvet.cause import CONSEQUENCES
 from trainvet.rule import catalogue
@@ -107,6 +111,40 @@ def test_advice_is_followed_word_for_word_or_not_at_all():
     assert words is not None
     assert words.cures == ("optimizer",)
     assert understood("train on ten samples until they are learnt by heart") is None
+
+
+def test_an_interrupted_run_is_gone_on_with_and_can_be_written(tmp_path: Path):
+    rows = tmp_path / "rows"
+    rows.write_text(json.dumps(HEALTHY) + "\n" + json.dumps(row("rate", finding("WT104"), score=0.1))[:-9], encoding="utf-8")
+    assert known(rows) == [HEALTHY]
+    work([Job("loop", "a", "", 0)], rows, 1, 60.0)  # it is there: nothing is built
+    work([Job("loop", "unknown", "", 0)], rows, 1, 0.0)  # the time is up: nothing is started
+    assert known(rows) == [HEALTHY]
+    text = markdown(known(rows), "command", 2)
+    assert "2 runs were planned, 1 of them were made before the time was up." in text
+    assert "| healthy runs | 1 | 1 |" in text
+
+
+def test_faults_come_after_the_healthy_and_all_of_them_once_before_any_twice():
+    plan = {name: {"frameworks": ["lightning", "loop"], "faults": ["rate", "other"] if name != "c" else ["rate"]} for name in "abc"}
+    jobs = choose(plan, ["lightning", "loop"], [0, 1], 2, healthy_only=False, alternate=True)
+    healthy = [job for job in jobs if not job.operator]
+    assert jobs[: len(healthy)] == healthy
+    assert {(job.recipe, job.seed, job.framework) for job in healthy} == {
+        *(("a", 0, "lightning"), ("b", 0, "loop"), ("c", 0, "lightning")),
+        *(("a", 1, "loop"), ("b", 1, "lightning"), ("c", 1, "loop")),
+    }
+    faulty = jobs[len(healthy) :]
+    assert [job.operator for job in faulty] == ["rate", "other", "rate", "other"]
+    assert len({(job.operator, job.recipe) for job in faulty}) == 4
+    assert all(Job(job.framework, job.recipe, "", job.seed) in healthy for job in faulty)
+    many = choose(plan, ["lightning", "loop"], [0, 1], 9, healthy_only=False, alternate=True)
+    assert len(set(many)) == len(many) == 6 + 6 + 4  # every recipe with every seed, and no more
+    slow = {job for job in healthy if job.recipe == "a" or job.seed == 0}
+    quick = choose(plan, ["lightning", "loop"], [0, 1], 9, healthy_only=False, alternate=True, slow=slow)
+    assert {(job.recipe, job.seed) for job in quick if job.operator} == {("b", 1), ("c", 1)}
+    both = choose(plan, ["lightning", "loop"], [0], 1, healthy_only=False, alternate=False)
+    assert sorted(job.framework for job in both if job.operator) == ["lightning", "lightning", "loop", "loop"]
 
 
 TRIED = {
