@@ -49,6 +49,36 @@ def test_constant_up_to_rounding():
     assert run(SymmetricInitialisation(), None, table, PLAN) == []
 
 
+def spread(mean, std, moved=0.001, names=MATRICES):
+    """Matrices whose elements differ, around a mean, after an update of RMS ``moved``."""
+    table = columns(shapes=names)
+    for key, value in (("weight.mean", mean), ("weight.std", std), ("update.rms", moved)):
+        table[key] = dict.fromkeys(names, [value] * 6)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "moved", "told"),
+    [
+        (0.1, 0.0049, 0.005, True),
+        (-0.1, 0.0049, 0.005, True),
+        (0.1, 0.0051, 0.005, False),
+        (0.001, 0.02, 0.001, False),  # random
+        (0.0, 0.0, 0.0, False),  # min and max say whether it is constant
+        (-1.0, 0.02, 1.0, False),  # a huge step in one direction
+        (0.1, 0.004, 0.049, True),
+        (0.1, 0.004, 0.051, False),
+        (0.1, 0.004, float("nan"), True),
+    ],
+)
+def test_a_constant_that_dropout_has_parted_a_little_in_the_first_update(mean, std, moved, told):
+    assert run(SymmetricInitialisation(), None, spread(mean, std, moved), PLAN) == ([(0, "WT107")] if told else [])
+
+
+def test_later_samples_are_not_judged_by_their_spread():
+    assert run(SymmetricInitialisation(), None, spread(0.1, 0.001), PLAN, (50, 100, 150, 200, 250, 300)) == []
+
+
 def test_a_run_that_is_seen_too_late_is_not_judged_by_the_share():
     assert run(SymmetricInitialisation(), None, columns(constant=MATRICES), PLAN, (50, 100, 150, 200, 250, 300)) == []
 

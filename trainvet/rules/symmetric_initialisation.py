@@ -14,26 +14,31 @@ from trainvet.rule import Rows, Rule, Streak
 from trainvet.statistics import Facts, Snapshot, Subject
 
 SPREAD = 1e-6  # relative to the largest element: what rounding may add to a constant
+VARIED = 0.05  # of |mean|: how far the first update, of different length for each element (dropout), may take the elements of a constant apart
 
 
 @dataclasses.dataclass
 class SymmetricInitialisation(Rule):
     """
     ## What it checks
-    After the first step more than ``share`` of the matrices are constant or have equal rows; or, on ``patience`` samples in a row, a matrix has equal
-    rows and its gradient has equal rows too (and is not zero). A row holds the weights of one unit.
+    After the first step more than ``share`` of the matrices are constant (their standard deviation at most 5 % of their mean's size: weights are
+    seen after an update) or have equal rows; or, on ``patience`` samples in a row, a matrix has equal rows and its
+    gradient has equal rows too (and is not zero). A row holds the weights of one unit.
     ## Why it matters
     Units with equal weights and equal gradients stay equal for ever: a layer of any width then does the work of one unit.
     ## What to do
     Initialise the named matrix at random; only biases may start equal.
     ## Known limits
-    Single zero-initialised matrices (residual branches, LoRA's B, output heads) are no matter: their gradients differ by row. Embeddings,
+    Constant matrices whose units dropout has parted by more than 5 % in one step are not seen; nor is a mean counted that the first update may have
+    made. Single zero-initialised matrices (residual branches, LoRA's B, output heads) are no matter: their gradients differ by row. Embeddings,
     normalisation scales and matrices with one row do not count. Silent when the weights were loaded or the run was resumed.
     """
 
     code = "WT107"
     severity = Severity.ERROR
-    reads: ClassVar[frozenset[str]] = frozenset({"weight.min", "weight.max", "weight.identical_rows", "gradient.identical_rows"})
+    reads: ClassVar[frozenset[str]] = frozenset(
+        {"weight.min", "weight.max", "weight.mean", "weight.std", "weight.identical_rows", "gradient.identical_rows", "update.rms"}
+    )
     causes = ("zero or constant initialisation", "a forgotten reset_parameters or initialiser", "weights filled in place with one value")
     fixes = ("initialise the matrix at random (He or Glorot)", "call the layer's own reset_parameters, or drop the custom initialisation")
 
@@ -69,7 +74,7 @@ class SymmetricInitialisation(Rule):
         if self._samples > 1 and not rows.any() and not self._streak.longest():
             return
         low, high, gradient = (self._rows.values(snapshot, key) for key in ("weight.min", "weight.max", "gradient.identical_rows"))
-        constant = (high - low <= SPREAD * np.maximum(np.abs(low), np.abs(high))) | (rows == 1)
+        constant = (high - low <= SPREAD * np.maximum(np.abs(low), np.abs(high))) | (rows == 1) | self._level(snapshot)
         if self._samples == 1 and snapshot.applied <= 1 and len(names) >= 2 and constant.sum() > self.share * (len(names) + self._frozen):
             equal = [name for name, same in zip(names, constant, strict=True) if same]
             yield self._tell(
@@ -80,6 +85,13 @@ class SymmetricInitialisation(Rule):
         if fresh:
             what = "all rows are equal and receive equal gradients, so that they stay equal"
             yield self._tell(snapshot.step, fresh, min(self._streak.first(name) for name in fresh), what)
+
+    def _level(self, snapshot: Snapshot) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """bool [S]: nearly constant around a mean that is not the first update's work. A random initialisation has a mean near 0."""
+        mean, std, moved = (self._rows.values(snapshot, key) for key in ("weight.mean", "weight.std", "update.rms"))
+        size = np.abs(mean)
+        level: np.ndarray[Any, np.dtype[np.bool_]] = (std <= VARIED * size) & (size > 0) & ~(size < 2 * moved)
+        return level
 
     def _tell(self, step: int, names: list[str], since: int, what: str) -> Finding:
         self._told.update(names)
