@@ -81,10 +81,25 @@ def test_a_larger_epsilon_hides_more():
 
 @pytest.mark.parametrize(("small", "expected"), [(0.9e-5, 1), (1.1e-5, 0)])
 def test_fading_over_depth(small, expected):
-    """A quarter of 8 matrices are 2; their median against that of the last two."""
+    """A quarter of 8 matrices are 2; the larger one against the median of the last two."""
     assert len(told(columns(small, layers=(0, 1)), ADAM)) == expected
     assert told(columns(small, layers=(0,)), ADAM) == []
     assert told(columns(small, layers=(6, 7)), ADAM) == []
+
+
+def transformer(query, value):
+    """Four blocks of six matrices: queries and keys, values and the rest, whose gradients grow over depth to 1e-2."""
+    names = [f"blocks.{block}.{part}" for block in range(4) for part in ("query", "key", "value", "out", "up", "down")]
+    rms = {name: np.full(DENSE + SPARSE, query if name.endswith(("query", "key")) and name < "blocks.2" else 1e-2) for name in names}
+    rms |= {f"blocks.0.{part}": np.full(DENSE + SPARSE, value) for part in ("value", "out", "up", "down")}
+    table = dict.fromkeys(("gradient.rms", "gradient.abs_max"), rms)
+    table |= {key: {name: np.ones(DENSE + SPARSE) for name in names} for key in ("gradient.present", "weight.rms")}
+    return table, plan(dict.fromkeys(names, (8, 8)), optimizer=Optimizer("optimizer 0", "AdamW", "adam", 1e-12, groups=("group 0",)))
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1e-2, 0), (1.1e-5, 0), (0.9e-5, 1)])
+def test_queries_and_keys_of_uniform_attention_do_not_speak_for_their_layer(value, expected):
+    assert len(told(*transformer(2e-8, value))) == expected
 
 
 def test_fading_needs_four_matrices_of_known_place():

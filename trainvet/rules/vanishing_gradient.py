@@ -23,13 +23,14 @@ class VanishingGradient(Rule):
     ## What it checks
     On ``patience`` samples in a row after step 10, for each optimizer. Rounding (SGD): learning rate/(1-momentum) · RMS(gradient)/RMS(weight) of a
     matrix below ``ulp``, at 10 % of the peak rate at least. Epsilon (Adam): RMS(gradient) below 10 ε in more than ``share`` of the matrices. Depth:
-    the median RMS in the first quarter of at least 4 matrices below ``fading`` of that in the last. Error where half of the matrices are concerned.
+    the largest RMS in the first quarter of at least 4 matrices below ``fading`` of the median in the last. Error where half of them are concerned.
     ## Why it matters
     The layers nearest the input stay as they were initialised, whatever the loss does.
     ## What to do
     ReLU or GELU in place of sigmoid or tanh, with their initialisation; residual paths or normalisation; for tiny gradients a smaller ε.
     ## Known limits
-    Absolute limits say little, hence these relative ones (smallest healthy ratio over depth: 0.024). Embeddings and gradients of exactly 0 (GR104) do
+    Absolute limits say little, hence these relative ones (smallest healthy ratio over depth: 0.024). Queries and keys have tiny gradients while
+    attention is uniform: where something in their place receives more, nothing vanishes. Embeddings and gradients of exactly 0 (GR104) do
     not count, nor gradients that have faded evenly over all matrices from a healthy start, nor a loss below 1 % of its start: that is convergence.
     """
 
@@ -129,7 +130,7 @@ class VanishingGradient(Rule):
         )
 
     def _faded(self, names: tuple[str, ...], rms: Vector, alive: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], float, float]:
-        """Matrices far below the last quarter where the first quarter is; the medians of the two, (0, 0) where they are not known."""
+        """Matrices far below the last quarter where all of the first quarter are; the largest of those, the median of that; 0 where unknown."""
         if self._depth.get(names[0], ((), None))[0] is not names:
             self._depth[names[0]] = names, np.array([self._facts.parameters[name].depth for name in names])
         depth = self._depth[names[0]][1]
@@ -138,7 +139,7 @@ class VanishingGradient(Rule):
         quarter = len(order) // 4
         if not quarter:
             return np.zeros(len(names), dtype=bool), 0.0, 0.0
-        first, last = median(rms[order[:quarter]]), median(rms[order[-quarter:]])
+        first, last = float(rms[order[:quarter]].max()), median(rms[order[-quarter:]])
         return alive & (rms < self.fading * last) & (first < self.fading * last), first, last
 
     def _converged(self) -> bool:
