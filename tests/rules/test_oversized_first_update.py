@@ -96,7 +96,7 @@ def test_nan_gives_no_verdict():
 
 def test_fixes_carry_the_runs_numbers():
     found = findings(OversizedFirstUpdate(), {"optimizer.learning_rate": "0.1 x30", **FLAT}, columns(dict.fromkeys(SHAPES, 0.5)), PLAN)[0]
-    assert found.fixes[0] == "set the learning rate to about 0.0002 (now 0.1)"
+    assert found.fixes[0] == "set the learning rate to about 0.002 (now 0.1)"
     assert found.fixes[1] == "warm the learning rate up over 2000 steps, 2/(1-beta2)"
     assert found.subjects == ("a.weight", "b.weight", "c.weight", "d.weight")
     assert found.evidence["update ratio"] == 0.5

@@ -74,7 +74,7 @@ def test_nan_gives_no_verdict():
 
 def test_the_fix_carries_the_runs_numbers():
     found = findings(OversizedUpdate(), {"optimizer.learning_rate": "0.1 x600"}, columns(all_at(0.2)), PLAN, AT)[0]
-    assert found.fixes[0] == "set the learning rate to about 0.0005 (now 0.1)"
+    assert found.fixes[0] == "set the learning rate to about 0.002 (now 0.1)"
     assert found.evidence["matrices"] == 4
 
 

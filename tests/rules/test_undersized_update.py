@@ -8,7 +8,7 @@ import pytest
 from tests.rules.test_oversized_first_update import PLAN, SHAPES, columns
 from tests.series import findings, plan, run
 from trainvet.rules.undersized_update import UndersizedUpdate
-from trainvet.statistics import Schedule
+from trainvet.statistics import Optimizer, Schedule
 
 AT = tuple(range(0, 12 * 50, 50))
 RATE = {"optimizer.learning_rate": "0.01 x600"}
@@ -98,7 +98,28 @@ def test_nan_gives_no_verdict():
 
 
 def test_the_fix_carries_the_runs_numbers():
-    found = findings(UndersizedUpdate(), RATE, columns(all_at(2e-6)), PLAN, AT)[0]
-    assert found.fixes[0] == "set the learning rate to about 5 (now 0.01)"
+    found = findings(UndersizedUpdate(), {"optimizer.learning_rate": "1e-7 x600"}, columns(all_at(5e-7)), PLAN, AT)[0]
+    assert found.fixes[0] == "set the learning rate to about 0.002 (now 1e-07)"
     assert found.first_step == 50
     assert found.subjects == ("a.weight", "b.weight", "c.weight", "d.weight")
+
+
+SGD = plan(SHAPES, optimizer=Optimizer("optimizer 0", "SGD", "sgd", groups=("group 0",)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "rate", "ratio", "advice"),
+    [
+        (PLAN, 1e-7, 1e-9, "set the learning rate to about 0.01 (now 1e-07)"),  # no higher, whatever the ratio
+        (PLAN, 1e-7, 0.0, "set the learning rate to about 0.01 (now 1e-07)"),
+        (PLAN, 0.004, 1e-9, "set the learning rate to about 0.01 (now 0.004)"),
+        (PLAN, 0.006, 1e-9, "check that every part receives a gradient"),  # the rate is not what is wrong
+        (SGD, 1e-4, 3e-6, "set the learning rate to about 0.1 (now 0.0001)"),
+        (SGD, 1e-4, 1e-9, "set the learning rate to about 1 (now 0.0001)"),
+        (SGD, 1.0, 1e-9, "check that every part receives a gradient"),
+    ],
+)
+def test_the_advice_stays_among_rates_that_can_train(facts, rate, ratio, advice):
+    table = columns(all_at(ratio))
+    (found,) = findings(UndersizedUpdate(), {"optimizer.learning_rate": f"{rate} x600"}, table, facts, AT)
+    assert found.fixes[0] == advice

@@ -15,6 +15,7 @@ from trainvet.poison import skipped_steps
 from trainvet.rule import Rule
 from trainvet.statistics import Facts, Snapshot
 
+AIM = 0.01  # of the weight: what a healthy run's first updates under Adam are at least (0.01 to 0.05); 1e-3 is a later step's
 LATER = 3  # losses of the second look that are enough
 
 
@@ -28,7 +29,7 @@ class OversizedFirstUpdate(Rule):
     ## Why it matters
     The initialisation is lost at once; units die, normalisation statistics jump, and the run often never recovers.
     ## What to do
-    A healthy step is about 1e-3 of the weight. Lower the rate accordingly, or warm it up: Adam's first steps have full length whatever the gradient.
+    Healthy first steps are about 0.01 of the weight. Lower the rate accordingly, or warm it up: Adam's have full length whatever the gradient.
     ## Known limits
     Matrices with an RMS below 1e-3 at any of these steps (zero-initialised heads, gates, LoRA) do not count. Wide layers have small weights, so that
     Adam moves them far and they learn all the same: hence the second look at the loss. Where no loss is seen the ratio decides alone. With several
@@ -39,7 +40,7 @@ class OversizedFirstUpdate(Rule):
     sees_poison = True
     reads: ClassVar[frozenset[str]] = READS | {"optimizer.learning_rate", "loss.value", "run.skipped"}
     causes = ("learning rate too high", "no warm-up", "unnormalised inputs make the gradients large", "weights initialised too small")
-    fixes = ("lower the learning rate by the factor between the measured ratio and 1e-3", "warm the learning rate up", "normalise the inputs")
+    fixes = ("lower the learning rate by the factor between the measured ratio and 0.01", "warm the learning rate up", "normalise the inputs")
 
     warn: float = 0.2
     error: float = 1.0
@@ -96,7 +97,7 @@ class OversizedFirstUpdate(Rule):
             "subjects": list(over),
             "evidence": {"update ratio": middle, "largest": float(ratios.max()), "matrices": len(names)},
             "threshold": f"{warn:g} where the loss does not fall, error above {error:g}",
-            "fixes": [self._rate.advice(1e-3 / middle, names), self._rate.warm_up(), self.fixes[2]],
+            "fixes": [self._rate.advice(AIM / middle, names), self._rate.warm_up(), self.fixes[2]],
         }
         if severity is Severity.ERROR:
             self._closed = True

@@ -24,7 +24,8 @@ class UndersizedUpdate(Rule):
     ## Why it matters
     At 1e-5 per step in one direction a weight needs 100,000 steps to move by its own size: the run looks busy and learns nothing.
     ## What to do
-    Raise the learning rate by the factor named. If the gradients are tiny as well, look at GR102 and at the activations first.
+    Raise the learning rate to the one named. It aims at updates of 0.01 of the weight under Adam and its like, 3e-3 otherwise, and is at most 0.01
+    and 1. Where it is there already, the gradients are too small: look at GR102 and at the activations.
     ## Known limits
     Matrices without a gradient on the sample (idle experts, GR104) and with an RMS below 1e-3 do not count. Silent where fewer than 3 matrices train
     beside at least as many frozen ones, and where the rate is not known. Smallest healthy median measured: 9e-5.
@@ -33,7 +34,7 @@ class UndersizedUpdate(Rule):
     code = "WT106"
     reads: ClassVar[frozenset[str]] = READS | {"gradient.rms", "optimizer.learning_rate"}
     causes = ("learning rate too low", "gradients vanish before they reach the weights", "the weights have grown: an earlier step was far too large")
-    fixes = ("raise the learning rate by the factor between the measured ratio and 1e-3", "check that every part receives a gradient")
+    fixes = ("raise the learning rate by the factor between the measured ratio and a healthy one", "check that every part receives a gradient")
 
     median: float = 1e-5
     share: float = 0.5
@@ -77,8 +78,16 @@ class UndersizedUpdate(Rule):
                 subjects=self._facts.upstream_first(name for name, ratio in zip(chosen, ratios[keep], strict=True) if ratio < self.median),
                 evidence={"update ratio": middle, "learning rate": float(self._rate.of(chosen).max()), "matrices": len(chosen)},
                 threshold=f"{self.median:g}",
-                fixes=(self._rate.advice(1e-3 / middle if middle > 0 else np.inf, chosen), self.fixes[1]),
+                fixes=self._advice(middle, chosen),
             )
+
+    def _advice(self, ratio: float, names: list[str]) -> tuple[str, ...]:
+        """The rate that makes the updates healthy, first; where it would be too high for any model, the rate is not what is wrong."""
+        adam = any(item.family == "adam" and not set(names).isdisjoint(item.parameters) for item in self._facts.optimizers)
+        aim, highest = (0.01, 0.01) if adam else (3e-3, 1.0)
+        room = highest / float(np.nanmax(self._rate.of(names)))
+        factor = min(aim / ratio, room) if ratio > 0 else room
+        return (self._rate.advice(factor, names), self.fixes[1]) if factor >= 2 else (self.fixes[1],)
 
     def missing(self) -> str:
         """How many samples there were."""
