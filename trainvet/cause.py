@@ -73,7 +73,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "LR101": (*RUNAWAY, *STANDSTILL, "LR102"),
     "GR106": (*RUNAWAY, "GR105", "WT106"),
     "LR103": ("LO101", "LO102", "LO103", "GR101", "GR103", "WT105", "WT110", "AC", "NF101"),
-    "LR102": ("WT106", "LO102"),
+    "LR102": ("WT101", "WT106", "LO102"),
     "GR105": ("WT106",),
     # what the numbers show
     "WT108": (*RUNAWAY, *STANDSTILL, "AC103"),

@@ -95,6 +95,14 @@ def test_a_gradient_that_explodes_before_the_first_update_explains_the_loss_and_
     assert tree([finding("WT104", 0), finding("GR101", 119, 2)]) == [("WT104", ["GR101"])]
 
 
+def test_weights_on_a_wrong_scale_come_before_the_loss_they_start_with():
+    assert tree([finding("LO108", 9, 0), finding("WT108", 10, 0)]) == [("WT108", ["LO108"])]
+
+
+def test_a_schedule_that_vanishes_explains_weights_that_stand_still():
+    assert tree([finding("WT101", 80, 40, Severity.ERROR), finding("LR102", 0)]) == [("LR102", ["WT101"])]
+
+
 def test_the_order_does_not_depend_on_the_order_of_arrival():
     found = [finding(code, step, step // 2) for step, code in enumerate(["NF101", "WT102", "GR104", "AC101", "WT106", "LO104", "IN102", "WT104"])]
     expected = tree(found)

@@ -153,3 +153,20 @@ def test_missing_evidence_is_said():
     assert rule.missing() == "the first losses"
     drive(rule, snapshots({"loss.value": "2.3 x5"}), known())
     assert rule.missing() == ""
+
+
+def scaled(std, mean=0.0):
+    columns = {"input.std": {"input": [std] * 3}, "input.mean": {"input": [mean] * 3}}
+    return findings(WrongInitialLoss(), {"loss.value": [math.log(10) + 8] * 3}, columns, known(output_layer="net.head"))[0]
+
+
+@pytest.mark.parametrize(
+    ("std", "mean", "weights"),
+    [(1.0, 0.0, True), (0.06, 0.0, True), (4.9, 0.0, True), (0.04, 0.0, False), (5.1, 0.0, False), (1.0, 5.1, False), (float("nan"), 0.0, False)],
+)
+def test_where_the_inputs_are_normalised_it_is_the_weights(std, mean, weights):
+    found = scaled(std, mean)
+    scale = "scale the initial weights of net.head by about 0.2"
+    assert found.fixes[0] == (scale if weights else "normalise the inputs")
+    assert scale in found.fixes
+    assert ("inputs that are not normalised" in found.causes) is not weights

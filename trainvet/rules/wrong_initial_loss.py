@@ -7,12 +7,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from trainvet.finding import Finding, Severity
 from trainvet.rolling import Rolling, Rollings
 from trainvet.rule import Rule
 from trainvet.statistics import Facts, Loss, Snapshot
 
 FIRST = 10
+NORMAL = (0.05, 5.0)  # standard deviation of inputs that cannot be what makes the first loss large
 
 
 @dataclasses.dataclass
@@ -26,14 +29,15 @@ class WrongInitialLoss(Rule):
     E[cross-entropy] is about ln(classes) + s²/2 for logits of standard deviation s: 2 above means that the untrained model is very sure of
     nonsense. The first steps are spent on unlearning that, often with gradients that damage the rest.
     ## What to do
-    Normalise the inputs; start the last layer with small weights (a default Linear layer stays within 0.03 of ln(classes)).
+    Normalise the inputs; where they are (standard deviation 0.05 to 5, mean no further from 0 than 5), it is the weights: start the last layer with
+    small ones (a default Linear layer stays within 0.03 of ln(classes)), the others with He or Glorot.
     ## Known limits
     Not judged: resumed and pretrained runs, weighted and composed losses, batches so small that 10 steps hold fewer than ``samples`` samples.
     A loss that starts too low mostly is a scaled one or one with loaded weights, hence information.
     """
 
     code = "LO108"
-    reads: ClassVar[frozenset[str]] = frozenset({"loss.value", "label.mean_square"})
+    reads: ClassVar[frozenset[str]] = frozenset({"loss.value", "label.mean_square", "input.mean", "input.std"})
     causes = ("inputs that are not normalised", "weights of the last layer too large at the start", "a loss that is summed instead of averaged")
     fixes = ("normalise the inputs", "use a small initialisation for the last layer", "average the loss over the samples")
 
@@ -45,6 +49,7 @@ class WrongInitialLoss(Rule):
         self._facts = Facts()
         self._loss = Rollings(FIRST, steps=[], values=[], judged=False)
         self._squares: dict[int, float] = {}
+        self._normal: bool | None = None
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """The kind of loss becomes known during the first steps."""
@@ -56,6 +61,7 @@ class WrongInitialLoss(Rule):
         labels = snapshot.column("label.mean_square")
         if labels is not None and len(labels[0]) == 1 and len(self._squares) < FIRST:
             self._squares[snapshot.step] = float(labels[1][0])
+        self._look(snapshot)
         for _, rows, fresh in self._loss.add(snapshot, "loss.value"):
             wanted = max(0, FIRST - len(rows.kept["steps"]))
             if wanted:
@@ -64,6 +70,14 @@ class WrongInitialLoss(Rule):
         for name, rows in self._loss.items():
             if not rows.kept["judged"]:
                 yield from self._judge(name, rows)
+
+    def _look(self, snapshot: Snapshot) -> None:
+        """Are the inputs of the first sample on a normal scale? Unknown where some of them is not measured."""
+        spread = snapshot.column("input.std")
+        if self._normal is not None or spread is None or not len(spread[0]):
+            return
+        mean = snapshot.values("input.mean", spread[0])
+        self._normal = bool(np.all((spread[1] >= NORMAL[0]) & (spread[1] <= NORMAL[1]) & (np.abs(mean) <= NORMAL[1])))
 
     def _judge(self, name: str, rows: Rolling) -> Iterable[Finding]:
         loss, kept = self._loss_of(name), rows.kept
@@ -92,8 +106,11 @@ class WrongInitialLoss(Rule):
         if not outcome:
             return
         factor = math.sqrt(expected / mean) if squared else 1 / math.sqrt(2 * (mean - expected)) if outcome == "high" else 1.0
+        layer = loss.output_layer or "the last layer"
+        scale = f"scale the initial weights of {layer} by about {factor:.1g}"
+        weights = (self.causes[1], "weights of other layers too large at the start"), (scale, "initialise the other layers with He or Glorot")
         causes, fixes = {
-            "high": (self.causes[:2], (self.fixes[0], f"scale the initial weights of the last layer by about {factor:.1g}")),
+            "high": weights if self._normal else (self.causes[:2], (self.fixes[0], scale)),
             "summed": (self.causes[2:], self.fixes[2:]),
             "odd": (("a loss that is scaled, or averaged over padding", "weights that were loaded"), ("check what the loss is averaged over",)),
         }[outcome]
@@ -131,9 +148,11 @@ class WrongInitialLoss(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """The first losses."""
-        return {"loss": self._loss.state_dict(), "squares": [[step, value] for step, value in self._squares.items()]}
+        squares = [[step, value] for step, value in self._squares.items()]
+        return {"loss": self._loss.state_dict(), "squares": squares, "normal": self._normal}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._loss.load_state_dict(state["loss"])
         self._squares = {int(step): float(value) for step, value in state["squares"]}
+        self._normal = state["normal"]
