@@ -102,12 +102,27 @@ def test_one_finding_names_all_weights_upstream_first():
 
 def test_an_update_that_is_lost_in_rounding_is_said_so():
     half = plan(SHAPES, {"dtype": {"a.weight": "bfloat16"}})
-    tiny = {"optimizer.learning_rate": "1e-5 x40"}
-    found = findings(UnchangedWeight(), tiny, columns({"a.weight": "1 x40"}), half)[0]
-    assert found.causes[0] == "an update of about 0.0001 of the weight is lost in bfloat16 rounding"
-    assert "set the learning rate to about 0.0001 (now 1e-05)" in found.fixes
     sgd = dataclasses.replace(half, optimizers=(Optimizer("optimizer 0", "SGD", "sgd", parameters=tuple(SHAPES)),))
+    found = findings(UnchangedWeight(), RATE, columns({"a.weight": "1 x40"}, dict.fromkeys(SHAPES, "1e-3 x40")), sgd)[0]
+    assert found.causes[0] == "an update of about 0.0001 of the weight is lost in bfloat16 rounding"
+    assert "set the learning rate to about 0.1 (now 0.01)" in found.fixes
     assert "lost" not in " ".join(findings(UnchangedWeight(), {"optimizer.learning_rate": "0.1 x40"}, columns({"a.weight": "1 x40"}), sgd)[0].causes)
+
+
+# half a unit in the last place of 0.1: 5.96e-9 in float32, 3.9e-4 in bfloat16
+@pytest.mark.parametrize(
+    ("dtype", "rate", "expected"),
+    [("float32", 1e-49, 0), ("float32", 5.9e-9, 0), ("float32", 6.1e-9, 1), ("bfloat16", 3.8e-4, 0), ("bfloat16", 4.0e-4, 1), ("", 1e-49, 1)],
+)
+def test_a_rate_that_no_weight_of_the_type_can_feel_is_no_matter_of_one_weight(dtype, rate, expected):
+    rates = {"optimizer.learning_rate": f"{rate} x40"}
+    assert len(run(UnchangedWeight(), rates, columns({"a.weight": "1 x40"}), plan(SHAPES, {"dtype": dict.fromkeys(SHAPES, dtype)}))) == expected
+
+
+def test_a_rate_that_fades_below_the_number_format_ends_the_count():
+    fading = {"optimizer.learning_rate": "0.01 x10, 1e-49 x30"}
+    facts = plan(SHAPES, {"dtype": dict.fromkeys(SHAPES, "float32")})
+    assert run(UnchangedWeight(), fading, columns(dict.fromkeys(SHAPES, "0 x10, 1 x30")), facts) == []
 
 
 def test_an_unfrozen_weight_starts_from_nothing():

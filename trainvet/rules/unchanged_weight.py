@@ -30,7 +30,8 @@ class UnchangedWeight(Rule):
     ## What to do
     See whether the step reaches this very tensor: its optimizer group, its rate, and whether the update is lost in rounding.
     ## Known limits
-    Silent for frozen weights, weights without an optimizer (WT102) or without a gradient (GR104), and large tables of which a step touches few rows.
+    Silent for frozen weights, weights without an optimizer (WT102) or without a gradient (GR104), large tables of which a step touches few rows, and
+    where the rate, times an update of 1, is below what the weight's type can add: that is no matter of one weight (WT103, WT106, LR101, LR102).
     At most INFO for a bias in front of a normalisation layer (it has no effect) and for a scalar (often clamped on purpose).
     """
 
@@ -48,6 +49,7 @@ class UnchangedWeight(Rule):
         self._rows = Rows()
         self._large: frozenset[str] = frozenset()
         self._mild: frozenset[str] = frozenset()
+        self._ulp: dict[str, float] = {}
         self._rate = LearningRate()
         self._streak = Streak(self.patience)
         self._samples = 0
@@ -58,6 +60,7 @@ class UnchangedWeight(Rule):
         self._rate.begin(facts)
         parameters, owned = facts.parameters, facts.owned
         self._large = frozenset(name for name, subject in parameters.items() if subject.numel > SAMPLED)
+        self._ulp = {name: HALF_ULP.get(subject.dtype, 0.0) for name, subject in parameters.items()}
         self._mild = frozenset(name for name, subject in parameters.items() if subject.role == "bias-before-norm" or subject.numel == 1)
         movable = {name: subject for name, subject in parameters.items() if subject.trainable and (not owned or name in owned)}
         self._rows.choose(name for name, subject in movable.items() if subject.role != "embedding" or name not in self._large)
@@ -78,7 +81,8 @@ class UnchangedWeight(Rule):
         if not still.any() and not self._streak.longest():
             return
         sparse = self._rows.values(snapshot, "gradient.zero_share") > SPARSE
-        speaks = np.flatnonzero((rates > 0) & ~(sparse & np.array([name in self._large for name in names])))
+        felt = ~(rates < np.array([self._ulp[name] for name in names]) * self._rows.values(snapshot, "weight.rms"))
+        speaks = np.flatnonzero((rates > 0) & felt & ~(sparse & np.array([name in self._large for name in names])))
         holds = still & (size > self.share * median(size[moving]))
         due = self._streak.update(tuple(names[row] for row in speaks), holds[speaks], snapshot.step)
         for mild in (False, True):
@@ -109,7 +113,7 @@ class UnchangedWeight(Rule):
         """Is the update, as far as the optimizer's family tells its size, below what the number format resolves?"""
         subject = self._facts.parameters[name]
         family = next((item.family for item in self._facts.optimizers if name in item.parameters), "other")
-        step = {"adam": rate, "sgd": rate * size}.get(family, np.nan) / weight if weight > 0 else np.nan
+        step = rate * size / weight if family == "sgd" and weight > 0 else np.nan  # Adam's updates have a size near 1, which the rate lets through
         if not step < HALF_ULP.get(subject.dtype, 0.0):
             return [], []
         keep = [] if subject.dtype == "float32" else ["keep float32 weights (mixed precision), or round stochastically"]
