@@ -108,13 +108,32 @@ def widths(layer: Any, kind: str) -> tuple[int, int]:
 
 
 def shared(plan: Plan) -> tuple[str, ...]:
-    """Layers that own parameters and stand at several places of the model's graph, as "name = name#1"."""
-    counts: dict[int, int] = {}
+    """Layers that own parameters and are applied to what they made themselves, as "name = name#1".
+
+    Calls side by side, as on two inputs that are compared, are how a graph shares a layer on purpose.
+    """
+    calls: dict[int, list[Any]] = {}
     for place in plan.places:
         graph = getattr(place.layer, "_functional", None) or place.layer
         by_depth = getattr(graph, "_nodes_by_depth", None) if isinstance(graph, keras.Model) else None
         for node in (node for nodes in (by_depth or {}).values() for node in nodes):
-            counts[id(node.operation)] = counts.get(id(node.operation), 0) + 1
+            calls.setdefault(id(node.operation), []).append(node)
     return tuple(
-        f"{place.name} = {place.name}#1" for place in plan.places if place.name and counts.get(id(place.layer), 0) > 1 and place.layer.weights
+        f"{place.name} = {place.name}#1"
+        for place in plan.places
+        if place.name and place.layer.weights and fed_by_itself(calls.get(id(place.layer), []))
     )
+
+
+def fed_by_itself(calls: list[Any]) -> bool:
+    """Does what one of these calls made reach another of them?"""
+    own, seen = set(map(id, calls)), set[int]()
+    waiting = [parent for call in calls for parent in call.parent_nodes] if len(calls) > 1 else []
+    while waiting:
+        node = waiting.pop()
+        if id(node) in own:
+            return True
+        if id(node) not in seen:
+            seen.add(id(node))
+            waiting += node.parent_nodes
+    return False

@@ -8,6 +8,7 @@ import pytest
 
 from tests.keras.recorder import recorder_of
 from trainvet.integrations.keras.plan import Plan, function_of
+from trainvet.integrations.keras.structure import shared
 
 layers = keras.layers
 RNG = np.random.default_rng(9)
@@ -159,12 +160,12 @@ def test_functions_of_layers():
 
 
 def test_names_are_unique_and_a_shared_layer_is_there_once():
-    shared = layers.Dense(3, name="same")
+    same = layers.Dense(3, name="same")
 
     class Twice(keras.Model):
         def __init__(self):
             super().__init__()
-            self.one, self.two, self.three = shared, layers.Dense(3, name="same"), shared
+            self.one, self.two, self.three = same, layers.Dense(3, name="same"), same
 
         def call(self, x):
             return self.three(self.two(self.one(x)))
@@ -172,3 +173,12 @@ def test_names_are_unique_and_a_shared_layer_is_there_once():
     model = Twice()
     model(np.ones((2, 3), "float32"))
     assert list(Plan(model).parameters) == ["same.kernel", "same.bias", "same#1.kernel", "same#1.bias"]
+
+
+def test_a_layer_is_shared_where_it_is_fed_by_itself_and_not_where_two_inputs_meet_it():
+    one, two = keras.Input((4,)), keras.Input((4,))
+    encoder, repeated = layers.Dense(4, name="encoder"), layers.Dense(4, name="repeated")
+    apart = layers.Subtract()([encoder(one), layers.ReLU()(encoder(layers.ReLU()(two)))])
+    assert shared(Plan(keras.Model([one, two], apart))) == ()
+    twice = repeated(layers.ReLU()(repeated(apart)))
+    assert shared(Plan(keras.Model([one, two], twice))) == ("repeated = repeated#1",)

@@ -48,6 +48,7 @@ def test_two_linear_layers_in_a_row(layers):
         (change(ONE, kind="convolution", type="DepthwiseConv2D"), change(TWO, kind="convolution", type="Conv2D")),
         (ONE, change(ONE, name="norm", kind="norm", after=("one",)), change(TWO, after=("norm",))),
         (ONE, change(TWO, after=("one", "other"))),
+        (ONE, change(TWO, name="query"), change(TWO, name="key")),  # a projection into a stream that several layers read
     ],
 )
 def test_quiet(layers):

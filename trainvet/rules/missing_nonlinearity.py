@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ class MissingNonlinearity(Rule):
     ## Known limits
     Left alone: factorisations whose inner width is below both outer ones (bottleneck, LoRA), depthwise convolutions followed by pointwise ones,
     frozen layers, an encoder's last and a decoder's first layer around a code that is narrower than both. Where something that is not known lies
-    between two layers nothing is said. A sum of other things with a layer's output is not followed.
+    between two layers nothing is said, nor where several layers are given one output, as the projections of an attention are. A sum of other things with a layer's output is not followed.
     """
 
     code = "MO107"
@@ -41,9 +42,10 @@ class MissingNonlinearity(Rule):
         layers = {layer.name: layer for layer in facts.layers}
         self._known = self._known or bool(layers)
         pairs = []
+        given = Counter(name for layer in facts.layers for name in layer.after)
         for layer in layers.values():
             before = _before(layer, layers)
-            if before is not None and _plain(before, layer) and f"{before.name} > {layer.name}" not in self._told:
+            if before is not None and given[before.name] == 1 and _plain(before, layer) and f"{before.name} > {layer.name}" not in self._told:
                 pairs.append((before, layer))
         if not pairs:
             return
