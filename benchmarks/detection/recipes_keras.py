@@ -1,4 +1,4 @@
-"""Healthy Keras recipes, with models of one's own and of keras.applications with random weights."""
+"""Healthy Keras recipes, on small real data."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def iris_wide_and_deep(seed):
     return setup(data.table("iris", seed), model, keras.losses.SparseCategoricalCrossentropy(), classes=3, rate=5e-3, batch=8, epochs=15)
 
 
-@BOOK.add()
+@BOOK.add(origin="keras")
 def lstm_authors(seed):
     model = stack((48,), layers.Embedding(len(data.alphabet()), 32), layers.LSTM(32), layers.Dense(1, "sigmoid"), dtype="int64")
     split = data.authors(seed)
@@ -103,7 +103,7 @@ def lstm_authors(seed):
     return setup(split, model, keras.losses.BinaryCrossentropy(), kind="binary", rate=3e-3, epochs=5)
 
 
-@BOOK.add()
+@BOOK.add(origin="keras")
 def gru_characters(seed):
     letters = len(data.alphabet())
     model = stack((32,), layers.Embedding(letters, 48), layers.GRU(64, return_sequences=True), layers.Dense(letters), dtype="int64")
@@ -122,15 +122,14 @@ def text_convolutions_authors(seed):
 @BOOK.add()
 def transformer_characters(seed):
     letters = len(data.alphabet())
-    ids = keras.Input((32,), dtype="int64")
-    stream = layers.Embedding(letters, 48)(ids) + layers.Embedding(32, 48)(keras.ops.arange(32))
-    for _ in range(2):
-        normed = layers.LayerNormalization()(stream)
-        stream = stream + layers.MultiHeadAttention(4, 12)(normed, normed, use_causal_mask=True)
-        stream = stream + layers.Dense(48)(layers.Dense(96, "gelu")(layers.LayerNormalization()(stream)))
+    ids = keras.Input((16,), dtype="int64")
+    stream = layers.Embedding(letters, 48)(ids) + layers.Embedding(16, 48)(keras.ops.arange(16))
+    normed = layers.LayerNormalization()(stream)
+    stream = stream + layers.MultiHeadAttention(4, 12)(normed, normed, use_causal_mask=True)
+    stream = stream + layers.Dense(48)(layers.Dense(96, "gelu")(layers.LayerNormalization()(stream)))
     model = keras.Model(ids, layers.Dense(letters)(layers.LayerNormalization()(stream)))
     fields = {"optimizer": "adamw", "rate": 3e-3, "clip": 1.0, "schedule": warm_cosine, "learnt": 0.12}
-    return setup(data.characters(seed), model, LOGITS, kind="tokens", classes=letters, epochs=5, **fields)
+    return setup(data.characters(seed, 16), model, LOGITS, kind="tokens", classes=letters, epochs=6, **fields)
 
 
 @BOOK.add()
@@ -203,26 +202,6 @@ def finetuned_head_digits(seed):
     first.fit(x[y < 5], y[y < 5], epochs=4, verbose=0)
     trunk.trainable = False
     return setup((x, y, held, held_y), keras.Sequential([trunk, layers.Dense(10)]), LOGITS, classes=10, epochs=6, rate=3e-3)
-
-
-def application(seed, name: str, size: int = 32, rate: float = 2e-3, epochs: int = 3, **fields):
-    """A net of keras.applications with random weights on enlarged digits."""
-    x, y, held, held_y = data.digits(seed, (8, 8, 1))
-    x, held = (value.repeat(size // 8, 1).repeat(size // 8, 2) for value in (x, held))
-    model = getattr(keras.applications, name)(input_shape=(size, size, 1), weights=None, classes=10, **fields)
-    criterion = keras.losses.SparseCategoricalCrossentropy()
-    made = setup((x, y, held, held_y), model, criterion, classes=10, rate=rate, batch=16, epochs=epochs, own=False)
-    return made
-
-
-@BOOK.add(origin="keras.applications")
-def mobilenet_digits(seed):
-    return application(seed, "MobileNet", alpha=0.25, dropout=0.1, epochs=2)
-
-
-@BOOK.add(origin="keras.applications")
-def mobilenet_v2_digits(seed):
-    return application(seed, "MobileNetV2", alpha=0.35, epochs=2)
 
 
 @BOOK.add()

@@ -61,7 +61,7 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 
 @BOOK.add(origin="transformers")
 def gpt2_characters(seed):
-    return speaks(seed, "GPT2Config", "GPT2LMHeadModel", n_positions=32, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+    return speaks(seed, "GPT2Config", "GPT2LMHeadModel", rate=1e-2, n_positions=32, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
 
 
 @BOOK.add(origin="transformers")
@@ -101,7 +101,7 @@ def distilbert_authors(seed):
 
 @BOOK.add(origin="transformers")
 def albert_authors(seed):
-    return reads(seed, "AlbertConfig", "AlbertForSequenceClassification", embedding_size=24, max_position_embeddings=32, **SMALL)
+    return reads(seed, "AlbertConfig", "AlbertForSequenceClassification", rate=3e-3, embedding_size=24, max_position_embeddings=32, **SMALL)
 
 
 @BOOK.add(origin="transformers")
