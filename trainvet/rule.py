@@ -176,6 +176,10 @@ class PerSubject:
                 return slice(None)
         return np.array([self._index[name] for name in names], dtype=np.int64)
 
+    def row(self, name: str) -> int:
+        """The place of one subject in the vectors; -1 where it is not known."""
+        return self._index.get(name, -1)
+
     def state_dict(self) -> dict[str, Any]:
         """Plain lists."""
         return {"names": list(self.names), **{key: vector.tolist() for key, vector in self._vectors.items()}}
@@ -215,7 +219,8 @@ class Streak:
 
     def first(self, name: str) -> int:
         """The step at which the subject's present streak began; -1 where there is none."""
-        return int(self._kept["first"][self._kept.names.index(name)]) if name in self._kept.names else -1
+        row = self._kept.row(name)
+        return int(self._kept["first"][row]) if row >= 0 else -1
 
     def longest(self) -> int:
         """The longest present streak over all subjects."""

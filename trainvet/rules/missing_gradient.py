@@ -49,7 +49,7 @@ class MissingGradient(Rule):
         self._rows = Rows()
         self._kept = PerSubject(samples=0.0, present=0.0, gradient=0.0, first=-1.0, told=0.0)
         self._total = 0
-        self._families: dict[str, tuple[str, ...]] = {}
+        self._families: dict[str, frozenset[tuple[Any, ...]]] = {}
         self._disconnected: frozenset[str] = frozenset()
         self._severed: dict[str, Severance] = {}
 
@@ -65,14 +65,7 @@ class MissingGradient(Rule):
         self._disconnected = frozenset(facts.disconnected)
         self._severed = {name: cut for cut in facts.severed for name in cut.parameters}
         self._total = len(chosen)
-        members: dict[tuple[Any, ...], list[str]] = {}
-        for name, subject in chosen.items():
-            for family in _families(subject):
-                members.setdefault(family, []).append(name)
-        self._families = {}
-        for names in members.values():
-            for name in names:
-                self._families[name] = (*self._families.get(name, ()), *(other for other in names if other != name))
+        self._families = {name: frozenset(_families(subject)) for name, subject in chosen.items()}
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
@@ -92,9 +85,12 @@ class MissingGradient(Rule):
         due = (kept["gradient"][rows] == 0) & (kept["told"][rows] == 0)
         due &= (kept["samples"][rows] >= self.patience) | np.array([name in self._disconnected for name in names])
         if due.any():
-            late, learning = kept["samples"][rows] >= self.conditional, frozenset(self._where("gradient"))
+            late, learning = kept["samples"][rows] >= self.conditional, self._where("gradient")
+            depths = [self._facts.parameters[name].depth for name in learning if name in self._facts.parameters]
+            first = min((depth for depth in depths if depth >= 0), default=1 << 30)
+            alive = frozenset(family for name in learning for family in self._families.get(name, ()))
             sure = [(row, late[row] or names[row] in self._severed) for row in np.flatnonzero(due).tolist()]
-            told = [names[row] for row, certain in sure if certain or not self._conditional(names[row], learning)]
+            told = [names[row] for row, certain in sure if certain or not self._conditional(names[row], first, alive)]
             if told:
                 kept["told"][kept.rows(tuple(told))] = 1
                 yield self._found(snapshot.step, self._facts.upstream_first(told))
@@ -102,11 +98,11 @@ class MissingGradient(Rule):
     def _where(self, key: str) -> list[str]:
         return [self._kept.names[row] for row in np.flatnonzero(self._kept[key]).tolist()]
 
-    def _conditional(self, name: str, learning: frozenset[str]) -> bool:
-        """May it be that this part was merely not used so far? A sibling is, and the gradient comes through to something upstream."""
-        depth, plan = self._facts.parameters[name].depth, self._facts.parameters
-        upstream = depth < 0 or any(0 <= plan[other].depth < depth for other in learning if other in plan)
-        return upstream and not learning.isdisjoint(self._families.get(name, ()))
+    def _conditional(self, name: str, first: int, alive: frozenset[tuple[Any, ...]]) -> bool:
+        """May it be that this part was merely not used so far? A sibling learns (its family is in ``alive``), and so does something upstream
+        (``first`` is the smallest depth that does)."""
+        depth = self._facts.parameters[name].depth
+        return (depth < 0 or first < depth) and not alive.isdisjoint(self._families.get(name, ()))
 
     def _found(self, step: int, told: tuple[str, ...]) -> Finding:
         rows, plan = self._kept.rows(told), self._facts.parameters

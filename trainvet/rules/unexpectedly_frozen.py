@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,19 +41,25 @@ class UnexpectedlyFrozen(Rule):
         self._told: set[str] = set()
         self._free: set[str] | None = None
         self._moved: dict[str, int] = {}
+        self._homes: dict[str, str] = {}
+        self._still: set[str] = set()
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """Judge the plan; each module is told once."""
         self._facts = facts
         parameters = facts.parameters
+        self._homes = {name: subject.module for name, subject in facts.of("buffer").items()}
+        live = {subject.module for subject in parameters.values() if subject.trainable}
+        self._still = {subject.module for subject in parameters.values()} - live
         frozen = [name for name, subject in parameters.items() if not subject.trainable]
         free = {name for name, subject in parameters.items() if subject.trainable}
         later = [name for name in frozen if self._free is not None and name in self._free]
         self._free = free if parameters else None
         whole = {place: names for place, names in frozen_modules(frozen, free).items() if place not in self._told}
         meant = facts.pretrained or facts.resumed or facts.finetuning or bool(later)
+        endings = endings_of(free, parameters) if whole else set()
         for place, names in list(whole.items()):
-            if repeats(place, names, parameters, free):
+            if repeats(place, names, parameters, endings):
                 del whole[place]
         if not whole or not free:
             return
@@ -84,13 +90,11 @@ class UnexpectedlyFrozen(Rule):
         column = snapshot.column("buffer.changed")
         if column is None:
             return
-        buffers, parameters = self._facts.of("buffer"), self._facts.parameters
         due = []
         for index in np.flatnonzero(column[1] > 0).tolist():
             name = column[0][index]
-            module = buffers[name].module if name in buffers else name.rpartition(".")[0]
-            own = [subject.trainable for subject in parameters.values() if subject.module == module]
-            if not own or any(own) or name.endswith("num_batches_tracked"):
+            module = self._homes.get(name) or name.rpartition(".")[0]
+            if module not in self._still or name.endswith("num_batches_tracked"):
                 continue
             self._moved[module] = self._moved.get(module, 0) + 1
             if self._moved[module] >= self.patience and f"statistics {module}" not in self._told:
@@ -137,8 +141,15 @@ def frozen_modules(frozen: Iterable[str], free: Iterable[str]) -> dict[str, list
     return found
 
 
-def repeats(place: str, names: Iterable[str], parameters: Mapping[str, Any], free: Iterable[str]) -> bool:
+def repeats(place: str, names: Iterable[str], parameters: Mapping[str, Any], endings: Collection[tuple[str, Any]]) -> bool:
     """Are the frozen shapes those of trained parameters with the same endings (teacher, target network, moving average)?"""
-    shapes = {name: parameters[name].shape for name in free}
-    endings = {name[len(place) :]: parameters[name].shape for name in names}
-    return all(any(other.endswith(ending) and shape == shapes[other] for other in shapes) for ending, shape in endings.items())
+    return all((name[len(place) :], parameters[name].shape) in endings for name in names)
+
+
+def endings_of(names: Iterable[str], parameters: Mapping[str, Any]) -> set[tuple[str, Any]]:
+    """Every ending of every name (".0.weight", ".weight") with its shape."""
+    found = set()
+    for name in names:
+        parts = name.split(".")
+        found |= {(f".{'.'.join(parts[start:])}", parameters[name].shape) for start in range(1, len(parts))}
+    return found

@@ -54,7 +54,8 @@ class UnscaledInput(Rule):
         """Dtypes, and what the first layer does."""
         self._integers = frozenset(name for name, subject in facts.of("input").items() if "float" not in subject.dtype)
         depths = [layer.depth for layer in facts.layers if layer.depth >= 0 and (layer.owns or layer.kind in NORMALISES)]
-        first = [layer for layer in facts.layers if depths and layer.depth == min(depths)]
+        nearest = min(depths, default=-1)
+        first = [layer for layer in facts.layers if nearest >= 0 and layer.depth == nearest]
         self._exempt = "the first layer normalises its input" if any(layer.kind in NORMALISES for layer in first) else ""
         return ()
 

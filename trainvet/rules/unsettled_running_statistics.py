@@ -77,7 +77,7 @@ class UnsettledRunningStatistics(Rule):
             yield self._tell(self._step, chosen, float(self._kept["last"][due].max()), Severity.WARNING)
 
     def _tell(self, step: int, names: list[str], left: float, severity: Severity) -> Finding:
-        first = min(int(self._kept["first"][self._kept.names.index(name)]) for name in names)
+        first = min(int(self._kept["first"][self._kept.row(name)]) for name in names)
         return self.finding(
             step,
             f"an evaluation normalises with statistics that are {left:.0%} their initial values",

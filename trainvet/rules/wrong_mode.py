@@ -40,6 +40,7 @@ class WrongMode(Rule):
 
     def __post_init__(self) -> None:
         self._facts = Facts()
+        self._trains: dict[str, bool] = {}
         self._layers: dict[str, Layer] = {}
         self._streak: dict[str, list[int]] = {}
         self._told: set[str] = set()
@@ -48,6 +49,13 @@ class WrongMode(Rule):
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """Which layers change with the mode, and which may be in evaluation mode."""
         self._facts = facts
+        trains: dict[str, bool] = {}  # what no optimizer holds does not train either: a teacher, a network that only scores
+        for name, subject in facts.parameters.items():
+            parts = name.split(".")
+            for length in range(len(parts)):
+                place = ".".join(parts[:length])
+                trains[place] = trains.get(place, False) or (subject.trainable and (not facts.owned or name in facts.owned))
+        self._trains = trains
         self._layers = {
             layer.name: layer
             for layer in facts.layers
@@ -57,17 +65,10 @@ class WrongMode(Rule):
 
     def _frozen(self, layer: Layer) -> bool:
         """Do all parameters of its own, else of the nearest module around it that has some, stand still?"""
-        owned = self._facts.owned  # what no optimizer holds does not train either: a teacher, a network that only scores
-
-        def moves(name: str) -> bool:
-            return self._facts.parameters[name].trainable and (not owned or name in owned)
-
         place = layer.name
-        while True:
-            inside = [moves(name) for name in self._facts.parameters if not place or name.startswith(f"{place}.")]
-            if inside or not place:
-                return bool(inside) and not any(inside)
+        while place not in self._trains and place:
             place = place.rpartition(".")[0]
+        return not self._trains.get(place, True)
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
         """A training step, or an evaluation."""
