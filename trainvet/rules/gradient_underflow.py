@@ -91,7 +91,8 @@ class GradientUnderflow(Rule):
         worst = self._warn.update((*names, WHOLE), np.append(known & (share > self.nearly), middle > self.most), snapshot.step)
         mild = self._mild.update(names, known & (share > self.share), snapshot.step)
         if worst:
-            places = [names[row] for row in range(len(names)) if known[row] and share[row] > (self.most if len(names) in worst else self.nearly)]
+            limit = self.most if len(names) in worst else self.nearly
+            places = [names[row] for row in np.flatnonzero(known & (share > limit)).tolist()]
             yield self._tell(
                 snapshot,
                 places,
