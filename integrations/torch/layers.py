@@ -149,9 +149,10 @@ def _layer(path: str, module: nn.Module, depth: int, after: tuple[str, ...]) -> 
     rate = getattr(module, "p", 0.0) if isinstance(module, DROPOUT) else getattr(module, "dropout", 0.0)
     keeps = 1.0 - module.momentum if isinstance(module, BATCH_NORM) and module.momentum is not None else 0.0
     kind, function = _kind(module)
+    depthwise = kind == "convolution" and 1 < module.groups == module.in_channels
     return Layer(
         title(path, module),
-        type(module).__name__,
+        ("Depthwise" if depthwise else "") + type(module).__name__,  # as Keras calls it
         kind,
         function,
         depth,

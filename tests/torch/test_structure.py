@@ -407,3 +407,9 @@ def test_frozen_layers_with_the_weights_they_were_built_with() -> None:
     with torch.no_grad():
         net[2].weight += 0.02 * torch.randn(32, 32)
     assert initial(net) == ("0", "1")
+
+
+def test_a_convolution_of_each_channel_by_itself_is_of_another_type() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.Conv1d(4, 4, 1, groups=4), nn.Conv1d(4, 4, 1, groups=2), nn.Conv1d(4, 1, 1), nn.Conv1d(1, 1, 1))
+    types = {name: layer.type for name, layer in layers(driven(model, torch.ones(2, 2, 3))).items()}
+    assert list(types.values()) == ["Conv1d", "DepthwiseConv1d", "Conv1d", "Conv1d", "Conv1d"]

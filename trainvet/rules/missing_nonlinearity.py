@@ -26,7 +26,8 @@ class MissingNonlinearity(Rule):
     ## Known limits
     Left alone: factorisations whose inner width is below both outer ones (bottleneck, LoRA), depthwise convolutions followed by pointwise ones,
     frozen layers, an encoder's last and a decoder's first layer around a code that is narrower than both. Where something that is not known lies
-    between two layers nothing is said, nor where several layers are given one output, as the projections of an attention are. A sum of other things with a layer's output is not followed.
+    between two layers nothing is said, nor where several layers are given one output, as the projections of an attention are. A sum of other
+    things with a layer's output is not followed.
     """
 
     code = "MO107"
