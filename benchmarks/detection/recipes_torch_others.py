@@ -46,9 +46,9 @@ def reads(seed: int, config: str, model: str, rate: float = 1e-3, **fields) -> S
 
 
 def sees(seed: int, config: str, model: str, rate: float = 2e-3, size: int = 8, **fields) -> Setup:
-    """An image classifier for the digits, enlarged to ``size``."""
+    """An image classifier for the digits, enlarged to ``size`` and scaled to -1 to 1 as the package's image processors do."""
     x, y, held, held_y = data.digits(seed, (1, 8, 8))
-    x, held = (value.repeat(size // 8, 2).repeat(size // 8, 3) for value in (x, held))
+    x, held = (2 * value.repeat(size // 8, 2).repeat(size // 8, 3) - 1 for value in (x, held))
     made = setup((x, y, held, held_y), hub(config, model, num_channels=1, num_labels=10, **fields), F.cross_entropy, classes=10)
     made.forward = lambda model, x: model(pixel_values=x).logits
     made.optimizer, made.rate, made.epochs, made.own, made.schedule = "adamw", rate, 5, False, cosine
@@ -157,24 +157,6 @@ def convnext_digits(seed):
     )
 
 
-@BOOK.add(origin="transformers")
-def masked_autoencoder_digits(seed):
-    x, _, held, _ = data.digits(seed, (1, 8, 8))
-    decoder = {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 4, "decoder_intermediate_size": 64}
-    model = hub("ViTMAEConfig", "ViTMAEForPreTraining", image_size=8, patch_size=2, num_channels=1, mask_ratio=0.5, **SMALL, **decoder)
-    made = Setup(model, None, (x,), x, (held,), held, kind="other", optimizer="adamw", rate=2e-3, epochs=6, own=False, learnt=0.15)
-    made.loss = lambda model, x, _: model(pixel_values=x).loss
-
-    def hidden_and_drawn(model, x):
-        made = model(pixel_values=x)
-        mask = model.unpatchify(made.mask[:, :, None].expand_as(made.logits))
-        return torch.stack([model.unpatchify(made.logits), mask], 1)
-
-    made.forward = hidden_and_drawn
-    made.score = lambda out, held: float(1 - (((out[:, 0] - held.val_y) ** 2) * out[:, 1]).sum() / out[:, 1].sum() / held.val_y.var())
-    return made
-
-
 @BOOK.add(origin="torch")
 def transformer_encoder_authors(seed):
     class Reader(nn.Module):
@@ -212,7 +194,7 @@ def lightning_demo_convolutions(seed):
 
     x, y, held, held_y = data.digits(seed, (1, 8, 8))
     x, held = (F.interpolate(torch.from_numpy(value), (28, 28), mode="bilinear").numpy() for value in (x, held))
-    made = setup((x, y, held, held_y), Net(), F.nll_loss, classes=10, optimizer="adagrad", rate=0.01, epochs=4, batch=32)
+    made = setup((x, y, held, held_y), Net(), F.nll_loss, classes=10, optimizer="adagrad", rate=2e-3, epochs=2, batch=32)
     made.own = False
     return made
 
