@@ -78,7 +78,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     # what the numbers show
     "WT108": (*RUNAWAY, *STANDSTILL, "AC103"),
     "AC101": (*STANDSTILL, "GR105"),
-    "GR104": ("WT101", "WT106", "GR102"),
+    "GR104": ("WT101", "WT106", "GR102", "GR108"),
     "GR101": (*RUNAWAY, *STANDSTILL, "GR105"),
     "LO108": (),
     "WT104": (*RUNAWAY, *STANDSTILL, "LO106", "WT109"),
@@ -108,6 +108,8 @@ BY_THE_WAY = ("RN", "FT", "IN106", "IN112", "MO109", "MO110", "WP")
 OWN_CAUSE = {("AC101", "GR104"): "without gradient", ("WT107", "GR104"): "without gradient"}
 # rules that judge the run as a whole: their first step is that of the stretch they judge, not that of a fault
 WHOLE_RUN = frozenset(OUTCOMES)
+# a cause that accounts for only a part of what the other one names stands under it
+PART_OF = {"GR108": "GR104"}
 RANK = {code: rank for rank, code in enumerate(CONSEQUENCES)}
 
 
@@ -119,7 +121,7 @@ def order(findings: Sequence[Finding], depth: Mapping[str, int] | None = None) -
     two. Ties are broken by ``depth`` (the place in the forward pass of a finding's first subject): upstream first.
     """
     place = depth or {}
-    ranked = sorted(findings, key=lambda item: _key(item, place))
+    ranked = sorted(findings, key=lambda item: _key(item, place, findings))
     heads: list[Finding] = []
     folded: dict[int, list[Finding]] = {}
     for finding in ranked:
@@ -160,12 +162,20 @@ def _with_consequences(head: Finding, folded: list[Finding]) -> Finding:
     return dataclasses.replace(head, severity=max(head.severity, worst), consequences=tuple(folded))
 
 
-def _key(finding: Finding, depth: Mapping[str, int]) -> tuple[int, int, int, int, int]:
+def _rank(finding: Finding, findings: Sequence[Finding]) -> float:
+    whole = PART_OF.get(finding.code, "")
+    mine = set(finding.subjects)
+    if any(other.code == whole and began(other) <= began(finding) and mine < set(other.subjects) for other in findings):
+        return RANK[whole] + 0.5
+    return RANK.get(finding.code, len(RANK))
+
+
+def _key(finding: Finding, depth: Mapping[str, int], findings: Sequence[Finding]) -> tuple[int, int, float, int, int]:
     depths = [depth[subject] for subject in finding.subjects if depth.get(subject, -1) >= 0]
     return (
         0 if finding.severity >= Severity.WARNING else 1,
         began(finding),
-        RANK.get(finding.code, len(RANK)),
+        _rank(finding, findings),
         min(depths, default=1 << 30),
         finding.step,
     )

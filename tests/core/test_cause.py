@@ -68,6 +68,12 @@ def test_the_consequences_of_a_consequence_are_folded_too():
     assert tree([found[0], found[2]]) == [("IN109", []), ("NF101", [])]
 
 
+def test_a_cause_of_a_part_stands_under_the_whole():
+    whole = dataclasses.replace(finding("GR104", 9, 0), subjects=("a", "b"))
+    assert tree([whole, dataclasses.replace(finding("GR108", 9, 0), subjects=("b",))]) == [("GR104", ["GR108"])]
+    assert tree([whole, dataclasses.replace(finding("GR108", 9, 0), subjects=("a", "b"))]) == [("GR108", ["GR104"])]
+
+
 def test_any_fault_may_be_behind_a_run_that_learns_badly():
     assert tree([finding("MO107", 9, 0), finding("LO107", 499, 0), finding("FT105", 900)]) == [("MO107", ["LO107", "FT105"])]
     assert tree([finding("RN103", 9, 0), finding("LO107", 499, 0)]) == [("RN103", []), ("LO107", [])]
