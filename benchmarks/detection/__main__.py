@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +80,12 @@ def choose(
     each: int,
     healthy_only: bool,
     alternate: bool,
-    slow: Container[Job] = (),
+    slow: str = "",
 ) -> list[Job]:
     """Every recipe healthy with every seed; each fault in ``each`` of the recipes it applies to, with changing seeds.
 
     With ``alternate`` a recipe meets one framework per seed, the next seed the next one. All faults are put into one recipe before any is put into
-    two, so that a run that ends early has seen all of them. No fault is put into the ``slow`` ones of the healthy runs.
+    two, so that a run that ends early has seen all of them. No fault is put into recipes whose name holds the regular expression ``slow``.
     """
 
     def trained_in(recipe: str, number: int, seed: int) -> list[str]:
@@ -98,7 +97,7 @@ def choose(
         return jobs
     faulty: list[tuple[int, Job]] = []
     for fault in dict.fromkeys(fault for facts in known.values() for fault in facts["faults"]):
-        fitting = [job for job in jobs if fault in known[job.recipe]["faults"] and job not in slow]
+        fitting = [job for job in jobs if fault in known[job.recipe]["faults"] and not (slow and re.search(slow, job.recipe))]
         for group in [fitting] if alternate else [[job for job in fitting if job.framework == name] for name in frameworks]:
             order = sorted({job.recipe for job in group}, key=lambda recipe: draw(fault, group[0].framework, recipe))
             for number in range(each if order else 0):
@@ -106,7 +105,14 @@ def choose(
                 runs = [job for job in group if job.recipe == order[recipe]]
                 if turn < len(runs):
                     faulty.append((number, dataclasses.replace(runs[(recipe + turn) % len(runs)], operator=fault)))
-    return jobs + [job for _, job in sorted(faulty, key=lambda pair: pair[0])]
+    return spread(jobs, [job for _, job in sorted(faulty, key=lambda pair: pair[0])])
+
+
+def spread(healthy: list[Job], faulty: list[Job]) -> list[Job]:
+    """Both in even shares, so that a run that ends early has some of each; a fault's healthy twin comes before it."""
+    places = [(number / len(part), job) for part in (healthy, faulty) for number, job in enumerate(part)]
+    ordered = [job for _, job in sorted(places, key=lambda place: place[0])]
+    return list(dict.fromkeys(item for job in ordered for item in (dataclasses.replace(job, operator=""), job)))
 
 
 def execute(jobs: list[Job], at_once: int, kept: Path | None, seconds: float) -> list[dict[str, Any]]:
@@ -134,7 +140,7 @@ def main() -> int:
     parser.add_argument("--alternate", action="store_true", help="a recipe is trained in Lightning with one seed, in a loop with the next")
     parser.add_argument("--rows", type=Path, default=None, help="a file that keeps each run's row; what is in it is not run again")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this; 0 only writes what --rows holds")
-    parser.add_argument("--longest", type=float, default=1e6, help="put no fault into a recipe whose healthy run in --rows took more seconds")
+    parser.add_argument("--slow", default="", metavar="PATTERN", help="put no fault into recipes whose name holds this regular expression")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
     parser.add_argument("--out", type=Path, default=None, help="folder of results.json and results.md")
     options = parser.parse_args()
@@ -143,13 +149,10 @@ def main() -> int:
         chosen = [part for side in sides for part in QUICK[side] if part[0] in options.framework]
         jobs = [Job(framework, recipe, fault, 0) for framework, recipe, faults in chosen for fault in faults]
     else:
-        timed = [row for row in known_rows(options.rows) if not row["operator"]] if options.rows is not None else []
-        named = ("framework", "recipe", "operator", "seed")
-        slow = {Job(*(row[name] for name in named)) for row in timed if row.get("seconds", 0.0) > options.longest}
         jobs = []
         for side in sides:
             frameworks = [name for name in options.framework if side_of(name) == side]
-            jobs += choose(plan(side), frameworks, options.seeds, options.each, options.healthy, options.alternate, slow)
+            jobs += choose(plan(side), frameworks, options.seeds, options.each, options.healthy, options.alternate, options.slow)
     matching = [job for job in jobs if re.search(options.only, f"{job.framework} {job.recipe} {job.operator}")]
     wanted = {(job.framework, job.recipe, job.seed) for job in matching}
     jobs = [job for job in jobs if job in matching or (not job.operator and (job.framework, job.recipe, job.seed) in wanted)]
