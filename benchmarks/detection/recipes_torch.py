@@ -55,7 +55,7 @@ def mlp_digits(seed):
 @BOOK.add()
 def mlp_wine_tanh(seed):
     model = nn.Sequential(nn.Linear(13, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3))
-    return setup(data.table("wine", seed), model, F.cross_entropy, classes=3, optimizer="sgd", rate=0.05, momentum=0.9, batch=16, epochs=25)
+    return setup(data.table("wine", seed), model, F.cross_entropy, classes=3, optimizer="sgd", rate=0.01, momentum=0.9, batch=16, epochs=20)
 
 
 @BOOK.add()

@@ -17,6 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# what every run would load for itself
+WARM = {
+    "torch": ("sklearn.datasets", "torch._dynamo", "trainvet.callbacks.loop", "trainvet.callbacks.lightning"),
+    "keras": ("sklearn.datasets", "trainvet.callbacks.keras"),
+}
 LIMIT = 300  # seconds for one run, with the run that tries its fix
 
 
@@ -145,7 +150,8 @@ def work(jobs: Sequence[Job], results: Path, at_once: int, seconds: float) -> No
     recipes(waiting[0].side)
     if any(job.operator for job in waiting):
         importlib.import_module("benchmarks.detection.operators").of(waiting[0].side)
-    importlib.import_module("trainvet.callbacks.keras" if waiting[0].side == "keras" else "trainvet.callbacks.lightning")
+    for name in WARM[waiting[0].side]:
+        importlib.import_module(name)
     running: dict[int, tuple[Job, Path]] = {}
     with tempfile.TemporaryDirectory() as directory, results.open("a", encoding="utf-8") as out:
         while (waiting and time.monotonic() < until) or running:
