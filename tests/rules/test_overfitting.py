@@ -102,3 +102,12 @@ def test_missing_evidence_is_said():
     assert rule.missing() == "4 of 6 evaluations"
     drive(rule, snapshots({"metric.value": {"val_loss": metric(FALL)}}))
     assert rule.missing() == ""
+
+
+@pytest.mark.parametrize(("between", "epoch", "count"), [(9, None, 0), (10, None, 1), (10, 51, 0), (10, 50, 1)])
+def test_fifty_steps_and_an_epoch_after_the_best(between, epoch, count):
+    """Several evaluations within an epoch say little: the training loss is the same one."""
+    values = [*FALL, 0.52, 0.54, 0.56, 0.58, 0.65]
+    written = {between * (index + 1) - 1: value for index, value in enumerate(values)}
+    tracks = {"loss.value": np.linspace(2, 0.1, between * len(values)), "metric.value": {"val_loss": written}}
+    assert len(findings(Overfitting(), tracks, facts=Facts(batches_per_epoch=epoch))) == count

@@ -22,8 +22,9 @@ PART = 0.05
 class Overfitting(Rule):
     """
     ## What it checks
-    A validation loss was at its lowest ``patience`` evaluations ago or more and is now above it by ``rise`` and by two standard errors, while the
-    median of the last 50 training losses is below what it was at that evaluation. Information; a warning from ``much`` on.
+    A validation loss was at its lowest ``patience`` evaluations, 50 steps and an epoch ago or more and is now above it by ``rise`` and by two
+    standard errors, while the median of the last 50 training losses is below what it was at that evaluation. Information; a warning from ``much``
+    on.
     ## Why it matters
     What the model learns now holds for the training data only: the weights of the lowest point are better than those at the end.
     ## What to do
@@ -77,7 +78,8 @@ class Overfitting(Rule):
         value, step = course.values[-1], course.steps[-1]
         scale = max(abs(course.best), PART * abs(course.first - course.best))
         falls = now < self._level.get(name, math.nan)
-        if not (course.age >= self.patience and falls):
+        apart = step - course.best_step >= max(RECENT, self._facts.batches_per_epoch or 0)  # else both medians are of the same losses
+        if not (course.age >= self.patience and falls and apart):
             return
         error = 2 * course.noise * math.sqrt(2)
         if not value > course.best + max(self.rise * scale, error):
