@@ -19,6 +19,7 @@ from trainvet.integrations.keras.evaluation import array_adapter
 from trainvet.integrations.keras.facts import hyper_parameters
 from trainvet.integrations.keras.probe import Fit, Probe
 
+HOT = ("on_train_batch_begin", "on_test_batch_begin")
 # the trainvet callbacks of the fit that is about to begin, by model: Keras tells a callback of the model, not of its neighbours
 _together: weakref.WeakKeyDictionary[Any, list[Diagnostics]] = weakref.WeakKeyDictionary()
 
@@ -83,7 +84,8 @@ class Diagnostics(Watching, keras.callbacks.Callback):
         if self._owner and self._session is not None:
             self._drain()
             self._session.end()
-            self.__dict__.pop("on_train_batch_begin", None)
+            for hook in HOT:
+                self.__dict__.pop(hook, None)
 
     @guarded
     def _drain(self) -> None:
@@ -122,8 +124,8 @@ class Diagnostics(Watching, keras.callbacks.Callback):
             earlier=self._earlier,
         )
         self._earlier = None
-        if not self._probe.reason:
-            self.__dict__["on_train_batch_begin"] = self._probe.stepper.arm  # without a detour: it is called at every batch
+        stepper = self._probe.stepper
+        self.__dict__ |= dict(zip(HOT, (stepper.arm, stepper.tick), strict=True))  # without a detour: they are called at every batch
         session.begin(self._probe, monitor.step)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -165,6 +167,7 @@ class Diagnostics(Watching, keras.callbacks.Callback):
             spent = self._probe.stepper.own_seconds
             self._session.monitor.own_seconds += spent - self._spent
             self._spent = spent
+            self._session.life()
             self._session.observe(self._probe.poll())
 
     def _checkpoint(self, good: int | None) -> str | None:
@@ -178,7 +181,7 @@ class Diagnostics(Watching, keras.callbacks.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing that is alive travels in a copy or pickle."""
-        kept = {name: value for name, value in super().__getstate__().items() if name != "on_train_batch_begin"}
+        kept = {name: value for name, value in super().__getstate__().items() if name not in HOT}
         return {**kept, "_probe": None, "_earlier": None, "_owner": False, "_model": None, "_companions": (), "_epochs": ()}
 
 

@@ -110,6 +110,7 @@ class Session:
         rule = self._stall_rule()
         if self.watchdog is None and rule is not None:
             self.watchdog = Watchdog(float(rule.seconds), self.log_dir)
+            self.watchdog.pulse = getattr(probe, "pulse", None)
             self.watchdog.start()
 
     def life(self) -> None:

@@ -21,7 +21,8 @@ log = logging.getLogger("trainvet")
 class Watchdog:
     """Wakes rarely, touches nothing of the training, and is gone after :meth:`stop`.
 
-    ``seconds`` without :meth:`alive` are a stall; it is told once, again only after a sign of life. ``told`` holds (seconds, place, path) until
+    ``seconds`` without :meth:`alive` are a stall; it is told once, again only after a sign of life. ``pulse`` is for hooks that are too hot to call
+    :meth:`alive`: it is read whenever the watchdog wakes, and life is where it has changed. ``told`` holds (seconds, place, path) until
     somebody takes them with :meth:`take`: ``place`` is where the watched thread stands, ``path`` the file with all stacks. Time during which the
     whole process was stopped (a suspended machine, a debugger) does not count, nor does a run that broke off without telling us: its ``fit`` is gone
     from the stack of the thread that called :meth:`start`.
@@ -31,6 +32,8 @@ class Watchdog:
         """``directory``: where the stacks are written; None: they are only logged."""
         self.seconds = seconds
         self.life = time.monotonic()
+        self.pulse: Callable[[], object] | None = None
+        self._beat: object = None
         self._directory = directory
         self._thread_id = threading.get_ident()
         self._fit: CodeType | None = None
@@ -72,6 +75,11 @@ class Watchdog:
 
     def _period(self) -> float:
         return min(LONGEST_WAIT, self.seconds / TIMES)
+
+    def _feel(self, now: float) -> None:
+        beat = None if self.pulse is None else self.pulse()
+        if beat != self._beat:
+            self._beat, self.life = beat, now
 
     def _stalled(self, stood: float) -> None:
         frames = sys._current_frames()
@@ -119,6 +127,7 @@ def _watch(of: Callable[[], Watchdog | None], over: threading.Event, period: flo
         if now - slept > LATE * period + 5.0:  # nobody ran meanwhile, we neither
             dog.life = now
         slept = now
+        dog._feel(now)
         stood = now - dog.life
         if stood >= dog.seconds and dog.life != told_at:
             told_at = dog.life

@@ -109,6 +109,8 @@ def unseen(plan: Plan, traits: Traits, clipping_by: str, scaled: bool) -> dict[s
         hidden["gradient.underflow_share"] = "no loss scaler in use"
     if not any(str(variable.dtype) in ("float16", "bfloat16") for variable in plan.parameters.values()) and plan.built:
         hidden["update.swallowed_share"] = "no parameter is kept in half precision"
+    if not any(type(place.layer).__name__ == "Softmax" for place in plan.places):
+        hidden["activation.batch_axis"] = "only a keras.layers.Softmax shows the axis it runs along"
     if traits.calls and not traits.own_labels:
         own = "the user's own training step makes the labels"
         hidden |= {f"label.{name}": own for name in (*sorted(CLASSES), "out_of_range", "pairs", "contradictions")}

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainvet.integrations.keras.tap import tap
+from trainvet.statistics import limits_of
 
 SKETCH = 1024
 ROWS = 64
@@ -27,6 +28,11 @@ def wide(tensor: Any) -> Any:
 def stack(scalars: list[Any]) -> Any:
     """Scalars to one float32 vector."""
     return tf.stack([wide(tf.convert_to_tensor(scalar)) for scalar in scalars])
+
+
+def inside(tensor: Any, low: float, high: float) -> Any:
+    """Which elements of a float32 tensor lie between the limits, both included."""
+    return tf.logical_and(tf.greater_equal(tensor, low), tf.less_equal(tensor, high))
 
 
 class Reducer:
@@ -69,6 +75,9 @@ class Reducer:
             found["variance"] = tf.math.reduce_variance(flat)
         if "nonfinite" in raw:
             found["nonfinite"] = self.count(tf.logical_not(tf.math.is_finite(flat)))
+        for name in sorted(raw):
+            if (limits := limits_of(name)) is not None:
+                found[name] = self.count(inside(flat, *limits))
         return found
 
     def examine(self, flat: Mapping[str, Any], squares: Mapping[str, Any], norms: bool = True) -> dict[str, dict[str, Any]]:

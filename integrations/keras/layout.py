@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainvet.statistics import Subject, Table, Vector
+from trainvet.statistics import Subject, Table, Vector, limits_of
 
 # statistic wanted -> raw numbers that are reduced on the device for it
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -18,11 +18,18 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "nonfinite": ("nonfinite",), "present": (), "count": (), "ratio": ("square", "before"), "unchanged": ("largest",), "close": ("close",),
     "abs_mean_ratio": ("abs_change", "abs_before"), "swallowed_share": ("swallowed",), "underflow_share": ("underflow", "nonzero"),
     "constant": ("constant",), "entropy": ("entropy",), "input_abs_max": ("input_abs_max",), "changed": ("square", "sum"),
+    "batch_axis": ("batch_axis",),
 }  # fmt: skip
 # what a raw number is where it was not reduced: a subject without a gradient has 0 everywhere
-ABSENT = {"exact": -1.0, "present": 1.0, "entropy": np.nan, "input_abs_max": np.nan, "underflow": np.nan, "swallowed": np.nan} | dict.fromkeys(
-    ("values", "index_min", "index_max"), np.nan
-)
+ABSENT = {
+    "exact": -1.0,
+    "present": 1.0,
+    "entropy": np.nan,
+    "input_abs_max": np.nan,
+    "underflow": np.nan,
+    "swallowed": np.nan,
+    "batch_axis": np.nan,
+} | dict.fromkeys(("values", "index_min", "index_max"), np.nan)
 Raw = dict[str, Vector]
 
 
@@ -132,7 +139,8 @@ class Reading:
     def table(self, target: str, statistics: Iterable[str], order: Order | None = None) -> Table | None:
         """The statistics ("norm", "mean", …) of all subjects of a target, in another ``order`` if one is given; None where nothing was measured."""
         raw = self.raw.get(target)
-        filled = {name: FORMULAS[name](raw) for name in statistics if name in FORMULAS and not _unmeasured(name, raw)} if raw else {}
+        formulas = {name: _formula(name) for name in statistics}
+        filled = {name: formula(raw) for name, formula in formulas.items() if formula and not _unmeasured(name, raw)} if raw else {}
         if not filled or raw is None:
             return None
         if target == "gradient" and "identical_rows" in filled:  # equal, and not all of them zero
@@ -144,12 +152,17 @@ class Reading:
 
 def needed(want: Iterable[str], target: str) -> frozenset[str]:
     """The raw numbers to reduce for the statistics of ``target`` in ``want``."""
-    return frozenset(raw for key in want if key.startswith(f"{target}.") for raw in NEEDS.get(key.split(".", 1)[1], ()))
+    return frozenset(raw for key in want if key.startswith(f"{target}.") for raw in _needs(key.split(".", 1)[1]))
+
+
+def _needs(statistic: str) -> tuple[str, ...]:
+    """The share of elements in a range is counted under its own name."""
+    return (statistic,) if limits_of(statistic) is not None else NEEDS.get(statistic, ())
 
 
 def _unmeasured(statistic: str, raw: Raw) -> bool:
     """A number that only some layers or precisions have, and here none of them."""
-    return any(name not in raw and np.isnan(ABSENT.get(name, 0.0)) for name in NEEDS.get(statistic, ()))
+    return any(name not in raw and (np.isnan(ABSENT.get(name, 0.0)) or limits_of(name) is not None) for name in _needs(statistic))
 
 
 def _get(raw: Raw, name: str) -> Vector:
@@ -212,5 +225,9 @@ FORMULAS: dict[str, Callable[[Raw], Vector]] = {
     "swallowed_share": _share("swallowed"),
     "underflow_share": lambda raw: _get(raw, "underflow") / np.maximum(_get(raw, "nonzero"), 1.0),
     **{name: _plain(name) for name in ("min", "max", "nan", "inf", "nonfinite", "present", "dead_share", "batches", "positions")},
-    **{name: _plain(name) for name in ("close", "constant", "entropy", "input_abs_max", "changed")},
+    **{name: _plain(name) for name in ("close", "constant", "entropy", "input_abs_max", "changed", "batch_axis")},
 }
+
+
+def _formula(statistic: str) -> Callable[[Raw], Vector] | None:
+    return _valid_share(statistic) if limits_of(statistic) is not None else FORMULAS.get(statistic)

@@ -171,6 +171,10 @@ class Probe:
         """Time that full measurements took beyond the user's own step."""
         return self.stepper.sampled_seconds
 
+    def pulse(self) -> int:
+        """Changes while batches go on; read from another thread."""
+        return self.stepper.begun
+
     # ---- what the callback calls
 
     def begin_epoch(self, epoch: int) -> None:

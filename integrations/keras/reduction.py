@@ -18,8 +18,8 @@ from trainvet.integrations.keras.outputs import ELEMENTS
 from trainvet.integrations.keras.plan import function_of, unit_axis
 from trainvet.integrations.keras.structure import kind_of
 from trainvet.integrations.keras.tap import fused, tap
-from trainvet.integrations.keras.units import flat_below, softmax_numbers
-from trainvet.statistics import Subject
+from trainvet.integrations.keras.units import along_batch, flat_below, softmax_numbers, spans_batch
+from trainvet.statistics import Subject, limits_of
 
 Row = dict[str, Any]
 
@@ -31,12 +31,16 @@ class Reduction:
         self.look = look
         self.layout = Layout()
         self.outputs: dict[str, Any] = {}
+        self.batch: Any = None  # samples in the batch, where that shows
         self.reducer = kernels.Reducer()
         self._none = tf.constant(0.0)
         self._numbers: dict[str, Row] = {"optimizer": {}, "loss": {}, "run": {}}
 
     def pack(self, data: Any) -> Any:
         """A float32 vector of everything wanted; ``data`` is the batch as ``train_step`` was given it."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        first = next((leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank), None)
+        self.batch = None if first is None else tf.shape(first)[0]
         for part in (
             self._applied,
             self._gradients,
@@ -160,6 +164,8 @@ class Reduction:
             row = self._activation(tensor, values, raw, function, item.mask)
             if function == "softmax" and raw & {"entropy", "input_abs_max"}:
                 row |= softmax_numbers(place.layer, tensor, item.given, raw)
+            if "batch_axis" in raw and self.batch is not None and along_batch(place.layer, rank):
+                row["batch_axis"] = spans_batch(tensor, self.batch)
             axis = unit_axis(place.layer, rank)
             limit = flat_below(place.layer, function)
             if "units" in raw and limit is not None and rank >= 2 and tensor.shape[axis] is not None:
@@ -180,7 +186,8 @@ class Reduction:
             self.layout.add_vector("activation", "units", name, high, int(high.shape[0]))
 
     def _activation(self, tensor: Any, flat: Any, raw: frozenset[str], function: str, mask: Any) -> Row:
-        row = self.reducer.reduce(flat, (raw - {"nonzero"}) | {"square"})
+        ranged = {name: limits for name in sorted(raw) if (limits := limits_of(name)) is not None}
+        row = self.reducer.reduce(flat, (raw - {"nonzero", *ranged}) | {"square"})
         row["count"] = kernels.wide(tf.size(flat))
         weight = None if mask is None else tf.cast(mask, tf.float32)[..., None]
         if "constant" in raw and tensor.shape.rank:
@@ -191,6 +198,8 @@ class Reduction:
         if "saturated" in raw and function in kernels.SATURATED:
             low, high = kernels.SATURATED[function]
             row["saturated"] = self._counted(tf.logical_or(tf.less(tensor, low), tf.greater(tensor, high)), weight)
+        for name, limits in ranged.items():
+            row[name] = self._counted(kernels.inside(tensor, *limits), weight)
         if weight is not None:
             row["valid"] = tf.reduce_sum(weight) * float(tensor.shape[-1])
         return row
@@ -256,9 +265,8 @@ class Reduction:
         for name, extra in self.reducer.examine(flat, {name: rows[name]["square"] for name in flat}, norms=False).items():
             rows[name] |= extra
         self._put("label", rows)
-        first = next((leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank), None)
-        if first is not None:
-            self._numbers["run"]["batch"] = kernels.wide(tf.shape(first)[0])
+        if self.batch is not None:
+            self._numbers["run"]["batch"] = kernels.wide(self.batch)
 
     def _losses(self) -> None:
         for index, call in enumerate(self.look.calls):
@@ -302,7 +310,7 @@ def _merge(first: Row, second: Row) -> Row:
             joined[raw] = value
         elif raw == "min":
             joined[raw] = tf.minimum(known, value)
-        elif raw in ("max", "variance", "constant", "input_abs_max"):
+        elif raw in ("max", "variance", "constant", "input_abs_max", "batch_axis"):
             joined[raw] = tf.maximum(kernels.wide(known), kernels.wide(value))
         else:
             joined[raw] = known + value

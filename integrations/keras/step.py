@@ -54,6 +54,7 @@ class Stepper:
         self.listener = listener
         self.guard = guard
         self.step = 0
+        self.begun = 0  # batches that began, of training and of evaluations, measured or not: the run moves
         self.next_due = 0
         self.light_seconds = 0.0  # a step of the user's own, running mean
         self.own_seconds = self.sampled_seconds = 0.0
@@ -72,6 +73,7 @@ class Stepper:
 
     def arm(self, batch: int = 0, logs: Any = None) -> None:
         """A batch begins. (The arguments are those of ``on_train_batch_begin``.)"""
+        self.begun += 1
         if not self.active:
             return
         attributes = self._attributes
@@ -83,6 +85,10 @@ class Stepper:
                 self.forget()
             self._original, self._batches = function, int(self.model.steps_per_execution)
         attributes["train_function"] = self
+
+    def tick(self, batch: int = 0, logs: Any = None) -> None:
+        """A batch of an evaluation begins. (The arguments are those of ``on_test_batch_begin``.)"""
+        self.begun += 1
 
     def forget(self) -> None:
         """Build the measured functions anew before they are needed next."""

@@ -38,6 +38,19 @@ def flat_below(layer: Any, function: str) -> Limit | None:
     return None
 
 
+def along_batch(layer: Any, rank: int) -> bool:
+    """Is this a softmax along axis 0 of a tensor with more than one?"""
+    axis = getattr(layer, "axis", -1) if type(layer).__name__ == "Softmax" else -1
+    return rank > 1 and isinstance(axis, int) and axis % rank == 0
+
+
+def spans_batch(tensor: Any, batch: Any) -> Any:
+    """1 where axis 0 is as long as the batch and no other one is; NaN for a batch of one sample, which says nothing."""
+    sizes = tf.shape(tensor)
+    alone = tf.logical_and(tf.equal(sizes[0], batch), tf.logical_not(tf.reduce_any(tf.equal(sizes[1:], batch))))
+    return tf.where(tf.greater(batch, 1), tf.cast(alone, tf.float32), float("nan"))
+
+
 def softmax_numbers(layer: Any, output: Any, given: Any, raw: frozenset[str]) -> dict[str, Any]:
     """Mean entropy of the rows over the logarithm of the entries that are not exactly 0; largest finite input where the layer is one of its own."""
     axis, found = getattr(layer, "axis", -1) if type(layer).__name__ == "Softmax" else -1, {}

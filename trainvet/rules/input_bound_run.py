@@ -22,7 +22,7 @@ class InputBoundRun(Rule):
     """
     ## What it checks
     In a stretch of 200 steps: more than ``share`` of the time was spent waiting for the next batch; or ``outliers`` steps took longer than the
-    median by more than ``deviations`` median absolute deviations and twice as long. Information.
+    median by more than ``deviations`` median absolute deviations and by ``pause`` seconds, and twice as long. Information.
     ## Why it matters
     The device stands still while it waits: the run takes longer than it must.
     ## What to do
@@ -30,7 +30,7 @@ class InputBoundRun(Rule):
     memory.
     ## Known limits
     Speed only, never more than information: tiny models wait for data and train well. The first 20 steps (compilation, start of workers) do not
-    count.
+    count. Slow steps of a run of very short ones are only told where each costs more than ``pause``: less is what the machine itself adds.
     """
 
     code = "RN103"
@@ -42,6 +42,7 @@ class InputBoundRun(Rule):
     share: float = 0.2
     outliers: int = 10
     deviations: float = 6.0
+    pause: float = 0.05
 
     def __post_init__(self) -> None:
         self._facts = Facts()
@@ -70,7 +71,7 @@ class InputBoundRun(Rule):
             return
         waits = waited / total > self.share
         middle = median(values)
-        limit = max(middle + self.deviations * median(np.abs(values - middle)), 2 * middle)
+        limit = max(middle + self.deviations * median(np.abs(values - middle)), middle + self.pause, 2 * middle)  # below: the machine's own jitter
         slow = int((values > limit).sum())
         if waits and not rows.kept["waits"]:
             keras = self._facts.framework == "keras"
@@ -84,7 +85,7 @@ class InputBoundRun(Rule):
         if slow >= self.outliers and not rows.kept["slow"]:
             message = f"{slow} of {len(values)} steps took longer than {limit:.3g} s, where {middle:.3g} s is usual"
             evidence = {"slow steps": slow, "usual seconds": middle, "longest seconds": float(values.max())}
-            threshold = f"{self.outliers} steps above the median by {self.deviations:g} deviations and twice as long"
+            threshold = f"{self.outliers} steps above the median by {self.deviations:g} deviations and {self.pause:g} s, and twice as long"
             yield self._found(name, step, first, message, evidence, threshold, 1, self.fixes[1])
         rows.kept.update(waits=waits, slow=slow >= self.outliers)
 
