@@ -1,7 +1,8 @@
 """Does the first advice help? It is followed word for word where that can be automated, and the run is trained again.
 
 Two kinds of advice are understood: a number for a setting, which is applied to the faulty run as it stands; and a repair in words, which takes out
-the fault of that kind and nothing else. Advice to look at something is not understood, and counts as such.
+the fault of that kind and nothing else, and only where the finding is at the fault's place. Advice to look at something is not understood, and
+counts as such.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"same (transform|normalisation|preprocessing)|validation", ("validation",)),
     (r"(scale|standardise|normalise|divide) the targets", ("targets",)),
     (r"drop or fill the bad samples|bad samples", ("rows",)),
-    (r"shuffle", ("shuffle", "labels")),
     (r"labels? (follow|to|in|from|range)|join of inputs and labels|number of classes", ("labels",)),
+    (r"shuffle", ("shuffle",)),
     (r"class weights|weighted sampler|sampler|resample", ("balance",)),
     (r"average the loss|reduction", ("sum",)),
-    (r"sign", ("sign", "loss")),
+    (r"\bsign\b", ("sign", "loss")),
     (r"model\.train\(\)|training mode", ("mode",)),
     (r"bfloat16|GradScaler|float32 weights|mixed precision|dynamic scaler", ("precision",)),
     (r"momentum of|running statistics|momentum=", ("running",)),
@@ -99,7 +100,7 @@ WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"optimizer steps long|step the schedule|schedule", ("schedule",)),
     (r"larger batch|batch size", ("batch",)),
     (r"non-?linear|activation between|put .* between", ("activation",)),
-    (r"vocabulary|table|indices", ("indices",)),
+    (r"vocabulary|\btable\b|indices", ("indices",)),
     (r"eps or a clamp|sqrt\(x", ("root",)),
     (r"loaded or assigned|how the weight is initialised", ("initialisation",)),
     (r"what sets the rate|gives at this step", ("jump", "rate")),
@@ -145,10 +146,16 @@ def tried(job: Any, fault: Operator, findings: Sequence[Finding], trainer: Any) 
     """Follow the first advice of the first headline that is at least a warning. "fixed_score" is absent where the advice is no action."""
     from benchmarks.detection.run import build, score
 
-    advice = next((finding.fixes[0] for finding in findings if finding.severity >= Severity.WARNING and finding.fixes), "")
+    finding = next((finding for finding in findings if finding.severity >= Severity.WARNING and finding.fixes), None)
+    advice = "" if finding is None else finding.fixes[0]
     action = understood(advice) if advice else None
-    if action is None:
+    if action is None or finding is None:
         return {"advice": advice, "understood": False}
+    if action.cures:
+        marked = build(job)
+        fault.put(marked)
+        if marked.mark and not fault.placed(marked, finding.to_dict()):
+            action = Action()  # it repairs another layer
     setup = faulty(build(job), fault, action)
     _, crash = trainer.train(setup, job.framework, None)
     return {"advice": advice, "understood": True, "fixed_score": None if crash else score(trainer, setup)}

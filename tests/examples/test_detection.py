@@ -110,6 +110,14 @@ def test_advice_is_followed_word_for_word_or_not_at_all():
     words = understood("hand them to the optimizer: build it from all of the model's parameters, or add a group")
     assert words is not None
     assert words.cures == ("optimizer",)
+    paired, mixed = understood("check that labels follow their inputs: shuffle both together"), understood("shuffle the data")
+    assert paired is not None
+    assert mixed is not None
+    assert (paired.cures, mixed.cures) == (("labels",), ("shuffle",))
+    assigned = understood("look at where the weight is loaded or assigned")
+    assert assigned is not None
+    assert assigned.cures == ("initialisation",)
+    assert understood("choose a stable design") is None
     assert understood("train on ten samples until they are learnt by heart") is None
 
 
