@@ -61,7 +61,7 @@ class UnsettledRunningStatistics(Rule):
         told = self._kept["told"][rows]
         planned = self._facts.planned_steps
         # momentum to the power of updates: what is left at the end is a power of what is left now
-        lasting = over if planned is None else left ** max(1.0, planned / (snapshot.step + 1)) > self.share
+        lasting = over if planned is None else np.clip(left, 0.0, 1.0) ** max(1.0, planned / (snapshot.step + 1)) > self.share
         for level, due in ((2.0, (count >= 2) & lasting & (told < 2)), (1.0, (count == 1) & (told < 1))):
             chosen = np.flatnonzero(due).tolist()
             if chosen:
