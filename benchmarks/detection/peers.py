@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.detection.run import Job, build
 from benchmarks.detection.score import Share
+from benchmarks.detection.table import environment
 
 TORCH = (
     *(("mlp-digits", name) for name in ("", "rate-too-high", "rate-too-low", "missing-value-in-one-row", "weight-that-is-not-a-number")),
@@ -242,39 +243,53 @@ def main() -> None:
         hear(options.hear[0], Path(options.hear[1]))
         return
     interpreters = dict(item.split("=", 1) for item in options.python)
-    lines = ["| tool | healthy runs with an alarm | faulty runs with an alarm | what it says first |", "| --- | --- | --- | --- |"]
+    options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     for name in PEERS:
-        with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "rows"
-            python = interpreters.get(name.split()[0], sys.executable)
-            environment = {
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "KERAS_BACKEND": "tensorflow",
-                "CUDA_VISIBLE_DEVICES": "",
-            }
-            done = subprocess.run(
-                [python, "-m", "benchmarks.detection.peers", "--hear", name, str(path)], env=environment, capture_output=True, text=True, check=False
-            )  # fmt: skip
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-        failed = [row for row in rows if "failed" in row]
-        results[name] = rows or {"not run": (done.stderr.strip().splitlines() or ["no output"])[-1]}
-        if not rows:
-            lines.append(f"| {name} | not run | not run | {results[name]['not run']} |")
-            continue
-        heard = [row for row in rows if "failed" not in row]
-        healthy, faulty = [row for row in heard if not row["fault"]], [row for row in heard if row["fault"]]
-        first = next((f"{row['fault']}: {row['first'][0]}" for row in faulty if row["first"]), "nothing")
-        shares = [Share(sum(row["alarms"] > 0 for row in part), len(part)) for part in (healthy, faulty)]
-        note = f"; {len(failed)} programs failed: {failed[0]['failed']}" if failed else ""
-        lines.append(f"| {name} | {shares[0]} | {shares[1]} | {first[:140].replace('|', '/')}{note} |")
+        results[name] = heard_from(name, interpreters.get(name.split()[0], sys.executable))
+        (options.out / "peers.json").write_text(json.dumps({"environment": environment(), **results}, indent=1), encoding="utf-8")
+        (options.out / "peers.md").write_text(markdown(results), encoding="utf-8")  # after each peer: what is there stays if the next one hangs
+        print(line(name, results[name]), flush=True)
+
+
+def heard_from(name: str, python: str) -> Any:
+    """A peer's rows from an interpreter of its own, or why there are none."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "rows"
+        one_thread = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""}
+        command = [python, "-m", "benchmarks.detection.peers", "--hear", name, str(path)]
+        done = subprocess.run(command, env={**os.environ, **one_thread}, capture_output=True, text=True, check=False)
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return rows or {"not run": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+
+
+def line(name: str, rows: Any) -> str:
+    """A line of the table."""
+    if isinstance(rows, dict):
+        return f"| {name} | not run | not run | {rows['not run']} |"
+    failed, heard = ([row for row in rows if ("failed" in row) == wanted] for wanted in (True, False))
+    healthy, faulty = ([row for row in heard if bool(row["fault"]) == wanted] for wanted in (False, True))
+    first = next((f"{row['fault']}: {row['first'][0]}" for row in faulty if row["first"]), "nothing")
+    shares = [Share(sum(row["alarms"] > 0 for row in part), len(part)) for part in (healthy, faulty)]
+    note = f"; {len(failed)} programs failed: {failed[0]['failed']}" if failed else ""
+    return f"| {name} | {shares[0]} | {shares[1]} | {first[:140].replace('|', '/')}{note} |"
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The table, with the programs on which it is based."""
+    programs = {"PyTorch": TORCH, "Keras": KERAS}
+    lines = [
+        "# Other tools on a sample of the same programs",
+        "",
+        "`python -m benchmarks.detection.peers`, seed 0. An alarm is anything a tool says,",
+    ]
+    lines += ["on a faulty run it counts even if it is about something else.", ""]
+    lines += [f"- {side}: " + ", ".join(f"{recipe} {fault or '(healthy)'}" for recipe, fault in chosen) for side, chosen in programs.items()]
+    lines += ["", "| tool | healthy runs with an alarm | faulty runs with an alarm | what it says first |", "| --- | --- | --- | --- |"]
+    lines += [line(name, rows) for name, rows in results.items()]
     lines += [f"| {name} | not run | not run | {reason} |" for name, reason in NOT_RUN.items()]
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "peers.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    (options.out / "peers.md").write_text("# Other tools on a sample of the same programs\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+    lines += ["", ", ".join(f"{name} {number}" for name, number in environment().items()) + "."]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
