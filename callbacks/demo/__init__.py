@@ -29,7 +29,7 @@ def main(frameworks: Sequence[str] = (), log_dir: str | os.PathLike[str] | None 
         log_dir: where the runs go; default "runs/demo/<time>".
 
     Returns:
-        0 when each broken net got the expected finding and each healthy one none, 1 when not, 2 when something needed is not installed.
+        0 when each broken net got the expected finding and each healthy one no warning, 1 when not, 2 when something needed is not installed.
     """
     if not _installed("sklearn"):
         return _refuse('the demo needs scikit-learn: pip install "trainvet[demo]"')

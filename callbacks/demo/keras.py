@@ -40,7 +40,7 @@ def train(log_dir: Path, *, rate: float = 1e-3, bias: float = 0.0, hole: bool = 
 PROGRAMS = (
     Program("healthy", "a healthy net", HEALTHY, train),
     Program("high-rate", "learning rate 1.0 instead of 0.001", "WT104", lambda log_dir: train(log_dir, rate=1.0)),
-    Program("missing-row", "one image of 1,408 is NaN", "NF101", lambda log_dir: train(log_dir, hole=True)),
+    Program("missing-row", "one image of 1,408 is NaN", "IN101", lambda log_dir: train(log_dir, hole=True)),
     Program("dead-layer", "a layer of ReLU units starts with bias -6", "AC101", lambda log_dir: train(log_dir, bias=-6.0)),
     Program("zero-weights", "all weights start at 0", "WT107", lambda log_dir: train(log_dir, start="zeros")),
 )

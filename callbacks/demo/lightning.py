@@ -107,7 +107,7 @@ PROGRAMS = (
     Program("healthy", "a healthy net", HEALTHY, lambda log_dir: train(Classifier, log_dir)),
     Program("high-rate", "learning rate 1.0 instead of 0.001", "WT104", lambda log_dir: train(Classifier, log_dir, rate=1.0)),
     Program("forgotten-backbone", "the backbone is not in the optimizer", "WT102", lambda log_dir: train(ForgottenBackbone, log_dir)),
-    Program("missing-row", "one image of 1,408 is NaN", "NF101", lambda log_dir: train(Classifier, log_dir, hole=True)),
+    Program("missing-row", "one image of 1,408 is NaN", "IN101", lambda log_dir: train(Classifier, log_dir, hole=True)),
     Program("stalled-schedule", "a schedule made for steps advances per epoch", "LR102", lambda log_dir: train(StalledSchedule, log_dir)),
     Program("dead-layer", "a layer of ReLU units starts with bias -6", "AC101", lambda log_dir: train(DeadLayer, log_dir)),
 )

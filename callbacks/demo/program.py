@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainvet.cause import first
+from trainvet.finding import Severity
 from trainvet.report import Report
 
 HEALTHY = ""
@@ -27,7 +28,8 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What was found: ``codes`` of all headlines, and of the first cause its code, name, place and first advice (empty where there is none)."""
+    """What was found: ``codes`` of all headlines of at least a warning, and of the first cause its code, name, place and first advice (empty where
+    there is none)."""
 
     framework: str
     title: str
@@ -41,7 +43,7 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        """A broken net got the expected finding, a healthy one none at all, and nothing failed inside trainvet."""
+        """A broken net got the expected finding, a healthy one no warning, and nothing failed inside trainvet."""
         found = self.expected in self.codes if self.expected else not self.codes
         return found and not self.errors
 
@@ -49,9 +51,9 @@ class Outcome:
     def of(cls, framework: str, program: Program, report: Report) -> Outcome:
         """Reads a report. Where the expected finding is one of several headlines, it is the one told."""
         head = next((finding for finding in report.findings if finding.code == program.expected), None)
-        head = head or first(report.findings) or next(iter(report.findings), None)
+        head = head or first(report.findings)
         told: dict[str, Any] = {} if head is None else {"code": head.code, "name": head.name, "where": head.where, "fix": (*head.fixes, "")[0]}
-        codes = tuple(finding.code for finding in report.findings)
+        codes = tuple(finding.code for finding in report.findings if finding.severity >= Severity.WARNING)
         return cls(framework, program.title, program.expected, codes, errors=report.errors, **told)
 
     @classmethod

@@ -88,3 +88,9 @@ def test_nan_gives_no_verdict_and_coverage_says_what_is_missing():
     rule = BadlyScaledInitialisation()
     drive(rule, snapshots(None, columns(1.0, 0.5, 0.5)), BASE)
     assert rule.missing() == "fewer than 2 hidden activations were seen"
+
+
+@pytest.mark.parametrize(("zeros", "expected"), [(0.5, TOLD), (0.94, TOLD), (0.96, []), (float("nan"), TOLD)])
+def test_units_that_do_not_fire_are_no_matter_of_scale(zeros, expected):
+    silent = columns(1.0, 0.0001, 0.0001) | {"activation.zero_share": {"acta": [0.5] * 12, "actb": [zeros] * 12, "actc": [0.5] * 12}}
+    assert [(item.step, item.first_step, item.severity) for item in findings(BadlyScaledInitialisation(), None, silent, PLAN)] == expected

@@ -15,6 +15,7 @@ from trainvet.rule import Rule
 from trainvet.statistics import Facts, Snapshot
 
 HIDDEN = ("relu", "relu6", "leaky_relu", "prelu", "gelu", "silu", "elu", "selu", "tanh", "sigmoid", "softplus", "mish", "hardswish")
+SILENT = 0.95  # share of zeros above which a layer is silent, not small
 HE = ("relu", "relu6", "leaky_relu", "prelu", "gelu", "silu", "elu", "mish", "hardswish")
 
 
@@ -34,7 +35,7 @@ class BadlyScaledInitialisation(Rule):
     """
 
     code = "WT108"
-    reads: ClassVar[frozenset[str]] = frozenset({"activation.rms", "weight.std"})
+    reads: ClassVar[frozenset[str]] = frozenset({"activation.rms", "activation.zero_share", "weight.std"})
     causes = ("weights initialised with one fixed standard deviation for layers of every width", "a custom initialisation with the wrong fan or gain")
     fixes = ("use He initialisation before ReLU and GELU, Glorot before tanh", "put normalisation layers between")
 
@@ -60,7 +61,12 @@ class BadlyScaledInitialisation(Rule):
             return
         if self._start is None:
             stds = snapshot.column("weight.std") or ((), np.empty(0))
-            self._start = {"rms": dict(zip(column[0], column[1].tolist(), strict=True)), "std": dict(zip(stds[0], stds[1].tolist(), strict=True))}
+            zeros = snapshot.values("activation.zero_share", column[0])
+            self._start = {
+                "rms": dict(zip(column[0], column[1].tolist(), strict=True)),
+                "std": dict(zip(stds[0], stds[1].tolist(), strict=True)),
+                "silent": [name for name, zero in zip(column[0], zeros.tolist(), strict=True) if zero >= SILENT],
+            }
             self._first, self._judged = snapshot.step, snapshot.applied > 1  # later it is no longer the initialisation that is seen
             return
         if snapshot.applied < self.steps or self._facts.resumed or self._facts.pretrained:
@@ -71,7 +77,8 @@ class BadlyScaledInitialisation(Rule):
         names = [name for name in names if math.isfinite(start.get(name, math.nan)) and math.isfinite(now.get(name, math.nan))]
         self._layers = len(names)
         sides = [self._side([look[name] for name in names]) for look in (start, now)]
-        if sides[0] and sides[0] == sides[1]:
+        silent = sides[0] == "low" and not set(names).isdisjoint(self._start["silent"])  # units that do not fire are no matter of scale
+        if sides[0] and sides[0] == sides[1] and not silent:
             yield self._tell(snapshot.step, names, [start[name] for name in names], now[names[-1]] / now[names[0]], sides[0])
 
     def _hidden(self) -> list[str]:
