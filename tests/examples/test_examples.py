@@ -52,7 +52,7 @@ def test_abort(tmp_path: Path) -> None:
     needs("torch")
     out = run(str(EXAMPLES / "abort.py"), cwd=tmp_path).splitlines()
     assert out[1:3] == ["ran to the end", "weights are destroyed after 100 steps, 100 of them applied"]
-    assert out[4].startswith("aborted: NF101 non-finite-value at input, step 30: ")
+    assert out[4].startswith("aborted: IN101 non-finite-input at input, step 30: ")
     assert "Last good step: 29" in out[4]
     assert out[5] == "weights are finite after 31 steps, 30 of them applied"
     assert out[7:9] == ["ran to the end", "weights are finite after 100 steps, 99 of them applied"]
