@@ -98,11 +98,3 @@ def test_a_low_rank_addition_to_a_frozen_layer_is_information():
     added = Subject("body.0.up", "parameter", "body.0", shape=(8, 2))
     facts = dataclasses.replace(frozen, subjects=(*frozen.subjects, added))
     assert [item.severity for item in UnexpectedlyFrozen().begin(facts)] == [Severity.INFO]
-
-
-def test_keras_has_no_list_of_parameters_to_leave_them_out_of():
-    facts = dataclasses.replace(plan(("body.0",), ("head",)), framework="keras", **LEFT_OUT)
-    facts = dataclasses.replace(
-        facts, subjects=tuple(dataclasses.replace(item, shape=(*item.shape, 3)) if item.module == "head" else item for item in facts.subjects)
-    )
-    assert [item.severity for item in UnexpectedlyFrozen().begin(facts)] == [Severity.WARNING]

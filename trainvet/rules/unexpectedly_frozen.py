@@ -26,7 +26,8 @@ class UnexpectedlyFrozen(Rule):
     Thaw it (`requires_grad_(True)`, `trainable = True`), or load its weights first; put frozen normalisation into evaluation mode.
     ## Known limits
     Random features, target networks and teachers are frozen on purpose: a module that repeats a trained one is left alone, others are to be muted.
-    Frozen layers whose weights are not those of a default initialisation, and low-rank additions to a frozen layer, are information.
+    Frozen layers whose weights are not those of a default initialisation, and low-rank additions to a frozen layer, are information. In Keras,
+    where an optimizer holds no frozen layer, all of it is information.
     """
 
     code = "MO101"
@@ -64,8 +65,7 @@ class UnexpectedlyFrozen(Rule):
         if not whole or not free:
             return
         self._told |= set(whole)
-        # Keras has no list of parameters to leave them out of
-        held = facts.framework == "keras" or bool({name for names in whole.values() for name in names} & facts.owned)
+        held = bool({name for names in whole.values() for name in names} & facts.owned)
         random = any(f"{name}.".startswith(f"{place}.") for place in whole for name in facts.initial)
         meant = meant or not held or not random or all(self._adapted(place) for place in whole)
         count = sum(parameters[name].numel for names in whole.values() for name in names)
