@@ -108,6 +108,12 @@ def test_the_finding():
     assert findings(ExplodingGradient(), norm("200 x1, 1 x119"))[0].fixes[0] == "clip the gradient norm at 1 (the median of the healthy steps)"
 
 
+@pytest.mark.parametrize(("clipping", "severity"), [(0.0, Severity.ERROR), (1.0, Severity.INFO), (1.1, Severity.WARNING)])
+def test_a_first_explosion_that_clipping_has_contained_is_information(clipping, severity):
+    (found,) = findings(ExplodingGradient(), norm("200 x1, 1 x119"), facts=Facts(clipping=clipping))
+    assert found.severity == severity
+
+
 @pytest.mark.parametrize(
     ("clipping", "advice"), [(5.0, "lower the clipping threshold to 1.3 (now 5)"), (0.5, "set the learning rate to about 0.01 (now 0.1)")]
 )

@@ -26,7 +26,8 @@ class ExplodingGradient(Rule):
     ## What it checks
     The gradient norm's median over 20 steps (at least 5 measured ones), in ``patience`` windows in a row above ``rise`` times the median of up to
     1,000 steps before them (at least 100, from step 20 on) and above the first of these. And once, at step 120: the largest norm of the
-    first 10 steps above ``start`` times the median of steps 20 to 120, an explosion that is over when one looks.
+    first 10 steps above ``start`` times the median of steps 20 to 120, an explosion that is over when one looks; information where the norm is
+    clipped at that median or below, since no step was longer for it.
     ## Why it matters
     Each step moves the weights far and in a direction that means little; the next stations are a runaway loss and NaN.
     ## What to do
@@ -140,6 +141,7 @@ class ExplodingGradient(Rule):
     def _found(self, name: str, step: int, since: int, message: str, now: float, usual: float, threshold: str, when: str) -> Finding:
         clip = f"lower the clipping threshold to {usual:.2g} (now {self._clipping:g})" if self._clipping > usual else ""
         clip = clip or f"clip the gradient norm at {usual:.2g} (the median of the healthy steps)"
+        contained = when == "first" and 0 < self._clipping <= usual  # it is over, and no step was longer for it
         largest = str(self._largest[when]) if len(self._norm.all()) == 1 else ""
         return self.finding(
             step,
@@ -147,7 +149,7 @@ class ExplodingGradient(Rule):
             first_step=since,
             subjects=[largest] if largest else (),
             where=f"gradient norm, largest in {largest}" if largest else name,
-            severity=Severity.WARNING if self._clipping > 0 else Severity.ERROR,
+            severity=Severity.INFO if contained else Severity.WARNING if self._clipping > 0 else Severity.ERROR,
             evidence={"gradient norm": now, "healthy": usual},
             threshold=threshold,
             fixes=(*([] if 0 < self._clipping <= usual else [clip]), self._rate.advice(0.1, step=step), self._rate.warm_up(), self.fixes[2]),
