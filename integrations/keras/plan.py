@@ -100,15 +100,6 @@ class Plan:
         """Elements of all parameters and buffers."""
         return sum(_numel(variable) for variable in [*self.parameters.values(), *self.buffers.values()])
 
-    def frozen_layers(self) -> tuple[str, ...]:
-        """Names of the layers that own parameters none of which trains."""
-        trains: dict[str, bool] = {}
-        for variable in self.parameters.values():
-            home = self.home.get(id(variable))
-            if home is not None:
-                trains[home.name] = trains.get(home.name, False) or bool(variable.trainable)
-        return tuple(name for name, any_trains in trains.items() if not any_trains)
-
     # ---- subjects
 
     def subjects(self, owned: dict[str, tuple[str, ...]]) -> list[Subject]:

@@ -148,7 +148,6 @@ class Probe:
             every_step=False,
             resumed=self.resumed,
             pretrained=self.pretrained,
-            initial=() if self.pretrained or self.resumed else self.plan.frozen_layers(),
             profile="gan" if len(optimizers) > 1 else "",
             layers=self.host.layers,
             shared_modules=self.host.shared,
