@@ -60,6 +60,7 @@ class Stepper:
         self.own_seconds = self.sampled_seconds = 0.0
         self.active = True
         self.timed = False
+        self._usual = 0.0  # seconds of a step of the user's own, slow ones aside
         self.ended: float | None = None  # the end of the step before, on the host clock
         self.times: list[tuple[int, int, float, float | None]] = []  # last step, batches, seconds, seconds waited
         self.together = TOGETHER
@@ -140,13 +141,13 @@ class Stepper:
         if self.timed:
             if self.ended is not None:
                 self.times.append((self.step - 1, taken, ended - self.ended, None))
+                self._usual = min(self._usual or ended - started, 1.25 * (ended - started)) if taken == 1 else 0.0
             self.ended = ended
         if len(self._blocks) >= self.together or ended - started > SLOW:
             self.light_seconds += 0.1 * ((ended - started) / self._batches - self.light_seconds)
             self.hand_over()
-            now = time.perf_counter()
-            self.own_seconds += now - ended
-            self.ended = now  # our own time is none of the next step's
+            self.own_seconds += time.perf_counter() - ended
+            self.ended = None  # what is read now is judged before the next step begins: our time, none of that step's
         return logs
 
     # ---- batch by batch
@@ -175,8 +176,8 @@ class Stepper:
                 break
             waiting = time.perf_counter() - waiting
             full = self.next_due <= self.step
-            if self.timed and self.light_seconds:  # ours takes longer than the user's own step would have
-                self.times.append((self.step, 1, waiting + self.light_seconds, waiting))
+            if self.timed and self._usual:  # ours takes longer than the user's own step would have
+                self.times.append((self.step, 1, waiting + self._usual, waiting))
             step = mine.get(full) if self.active else None
             if step is not None:
                 logs = self._measure(step, batch, full)
@@ -185,7 +186,7 @@ class Stepper:
                 self.step += 1
             if self.model.stop_training:
                 break
-        self.ended = time.perf_counter()
+        self.ended = None
         if self.active and batches > 1:
             self._blocks.append((self.step - 1, logs, self.step - first))
             self.hand_over()
