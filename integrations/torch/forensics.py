@@ -37,6 +37,9 @@ class Visit:
     input_gradient: int | None = None
 
 
+PRODUCTS = ("Linear", "LazyLinear", "Bilinear", "Conv", "LazyConv", "RNN", "LSTM", "GRU")
+
+
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """The verdict: ``place`` is a module path, a parameter, "input" or "loss"; ``direction`` "forward" or "backward"; the finite range that
@@ -157,12 +160,11 @@ class _Watcher:
             return None  # what does not reach the loss is no fault
         for visit in self.visits:
             if visit.output_state == NAN and visit.input_state != NAN:
-                if visit.input_state == PLUS:
-                    makers = [other for other in self.visits if other.output_state == PLUS and other.input_state in (FINITE, MINUS)]
-                    visit = makers[0] if makers else visit
+                visit = self._maker(visit)
                 return Origin(visit.path or visit.kind, visit.kind, "forward", visit.low, visit.high)
         for visit in self.visits:
             if visit.output_state == PLUS and visit.input_state in (FINITE, MINUS):
+                visit = self._maker(visit)
                 return Origin(visit.path or visit.kind, visit.kind, "forward", visit.low, visit.high)
         through = [visit for visit in self.visits if visit.input_state in (PLUS, NAN) and visit.output_state in (PLUS, NAN)]
         entered = min(through, key=lambda visit: visit.order, default=None)
@@ -172,6 +174,13 @@ class _Watcher:
             return None
         last = self.visits[-1] if self.visits else None
         return Origin("loss", "loss", "forward", float("nan") if last is None else last.low, float("nan") if last is None else last.high)
+
+    def _maker(self, visit: Visit) -> Visit:
+        """Who made the Inf that came in. −Inf counts where it meets a matrix: what is masked goes through a softmax or a maximum instead."""
+        if visit.input_state == MINUS and not visit.kind.startswith(PRODUCTS):
+            return visit
+        before = {PLUS: (FINITE, MINUS), MINUS: (FINITE,)}.get(visit.input_state, ())
+        return next((other for other in self.visits if other.output_state == visit.input_state and other.input_state in before), visit)
 
     def backward_origin(self, bad_parameters: set[str]) -> Origin | None:
         """The last module whose output gradient is finite while what it passes back (or its own parameters' gradient) is not."""

@@ -51,6 +51,7 @@ FORWARD = {
     "division by the spread of a constant column": ([constant_column, lambda x: (x - x.mean(0)) / x.std(0)], "2"),
     "log of a negative number": ([torch.tanh, lambda x: torch.log(x - 1)], "2"),
     "log of zero": ([torch.relu, lambda x: torch.log(x * 0) * 0], "2"),
+    "log of zero in front of a matrix": ([torch.relu, torch.log], "2"),
     "0/0": ([lambda x: x * 0, lambda x: x / x], "2"),
     "square root of a negative number": ([lambda x: -x.abs(), torch.sqrt], "2"),
     "exp overflows, and the difference is taken later": ([lambda x: torch.exp(200 * (1 + x.abs())), torch.relu, lambda x: x - x], "1"),
