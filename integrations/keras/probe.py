@@ -21,7 +21,7 @@ from trainvet.integrations.keras.plan import Plan
 from trainvet.integrations.keras.step import Stepper
 from trainvet.integrations.keras.window import Windows
 from trainvet.monitor import Monitor
-from trainvet.statistics import Facts, Snapshot, Subject, Table, Track
+from trainvet.statistics import TARGETS, Facts, Snapshot, Subject, Table, Track
 
 TABLES = ("gradient", "weight", "update", "activation", "buffer", "input", "label", "output", "module")
 HOST = ("input", "output", "module")  # not, or not only, from the packed vector
@@ -119,7 +119,7 @@ class Probe:
     def facts(self) -> Facts:
         """The plan as it stands; complete after the first measured step."""
         if self.reason:
-            hidden = dict.fromkeys((*TABLES, "loss", "optimizer", "run", "facts"), self.reason)
+            hidden = dict.fromkeys((*TARGETS, "facts"), self.reason)
             return Facts("keras", planned_steps=self.planned, every_step=False, unobservable=hidden)
         optimizers, scaled = self.optimizers, self.journal.dynamic is not None
         clipping, clipping_by = known.clipping_of(optimizers.values())
