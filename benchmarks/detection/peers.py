@@ -169,14 +169,16 @@ def in_torch_loop(name: str, setup: Any) -> list[str]:
 
 def early_stopping(name: str, setup: Any) -> list[str]:
     """Lightning's EarlyStopping(check_finite=True): only a stop because of a value that is not finite counts."""
-    from lightning.pytorch.callbacks import EarlyStopping
+    from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 
     from benchmarks.detection.train_torch import in_lightning
 
     stopper = EarlyStopping("val_loss", patience=1000, check_finite=True)
-    for _ in in_lightning(setup, None, (stopper,)):
+    begun: list[int] = []  # stopped_epoch is 0 both after a stop in the first epoch and without one
+    counter = LambdaCallback(on_train_epoch_start=lambda trainer, module: begun.append(trainer.current_epoch))
+    for _ in in_lightning(setup, None, (stopper, counter)):
         pass
-    return [f"stopped in epoch {stopper.stopped_epoch}"] if stopper.stopped_epoch else []
+    return [f"stopped in epoch {begun[-1]}"] if len(begun) < setup.epochs else []
 
 
 def in_keras(name: str, setup: Any) -> list[str]:
