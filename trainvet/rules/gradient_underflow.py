@@ -88,17 +88,18 @@ class GradientUnderflow(Rule):
         moving = self._matrices.values(snapshot, "gradient.abs_max")
         known = np.isfinite(share) & ~(moving == 0)
         middle = median(share[known]) if known.any() else 0.0
-        worst = self._warn.update((*names, WHOLE), np.append(known & (share > self.nearly), middle > self.most), snapshot.step)
+        whole = self._zero.update((WHOLE,), np.array([middle > self.most]), snapshot.step)
+        worst = self._warn.update(names, known & (share > self.nearly), snapshot.step)
         mild = self._mild.update(names, known & (share > self.share), snapshot.step)
-        if worst:
-            limit = self.most if len(names) in worst else self.nearly
+        if worst or whole:
+            limit = self.most if whole else self.nearly
             places = [names[row] for row in np.flatnonzero(known & (share > limit)).tolist()]
             yield self._tell(
                 snapshot,
                 places,
                 share[known].max(),
                 Severity.WARNING,
-                min(self._warn.first(name) for name in [*places, WHOLE] if self._warn.first(name) >= 0),
+                min(first for first in [*map(self._warn.first, places), self._zero.first(WHOLE)] if first >= 0),
             )
         elif mild:
             yield self._tell(
