@@ -98,3 +98,8 @@ def test_a_low_rank_addition_to_a_frozen_layer_is_information():
     added = Subject("body.0.up", "parameter", "body.0", shape=(8, 2))
     facts = dataclasses.replace(frozen, subjects=(*frozen.subjects, added))
     assert [item.severity for item in UnexpectedlyFrozen().begin(facts)] == [Severity.INFO]
+
+
+def test_a_layer_like_its_neighbours_is_no_copy_of_them():
+    facts = plan(("body.1",), ("body.0", "body.2"))
+    assert [item.subjects for item in UnexpectedlyFrozen().begin(facts)] == [("body.1",)]

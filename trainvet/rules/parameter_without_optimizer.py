@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trainvet.copies import repeats
 from trainvet.finding import Finding, Severity
 from trainvet.rule import Rule
 from trainvet.statistics import Facts
@@ -115,19 +115,6 @@ def prefixes(name: str) -> list[str]:
     """ "a.b.weight" -> ["", "a", "a.b"]."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts))]
-
-
-def repeats(place: str, names: list[str], shapes: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
-    """Is the module ``place`` a copy of a trained one: the same names and shapes under a name that differs in more than a number?"""
-    if len({name.rpartition(".")[0] for name in names}) < 2:
-        return False
-    tails = {name[len(place) + 1 :]: shapes[name] for name in names}
-    first = next(iter(tails))
-    stems = [name[: len(name) - len(first)] for name in held if f".{name}".endswith(f".{first}")]
-    numberless = re.sub(r"\d+", "", place)
-    return any(
-        re.sub(r"\d+", "", stem.rstrip(".")) != numberless and all(held.get(stem + tail) == shape for tail, shape in tails.items()) for stem in stems
-    )
 
 
 def place_of(place: str, names: list[str]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
+from trainvet.copies import repeats
 from trainvet.finding import Finding, Severity
 from trainvet.rule import Rule
 from trainvet.statistics import Facts, Snapshot
@@ -58,16 +59,17 @@ class UnexpectedlyFrozen(Rule):
         self._free = free if parameters else None
         whole = {place: names for place, names in frozen_modules(frozen, free).items() if place not in self._told}
         meant = facts.pretrained or facts.resumed or facts.finetuning or bool(later)
-        endings = endings_of(free, parameters) if whole else set()
+        shapes = {name: subject.shape for name, subject in parameters.items()}
+        held = {name: shapes[name] for name in free}
         for place, names in list(whole.items()):
-            if repeats(place, names, parameters, endings):
+            if repeats(place, names, shapes, held):
                 del whole[place]
         if not whole or not free:
             return
         self._told |= set(whole)
-        held = bool({name for names in whole.values() for name in names} & facts.owned)
+        given = bool({name for names in whole.values() for name in names} & facts.owned)
         random = any(f"{name}.".startswith(f"{place}.") for place in whole for name in facts.initial)
-        meant = meant or not held or not random or all(self._adapted(place) for place in whole)
+        meant = meant or not given or not random or all(self._adapted(place) for place in whole)
         count = sum(parameters[name].numel for names in whole.values() for name in names)
         share = count / sum(subject.numel for subject in parameters.values())
         yield self.finding(
@@ -138,18 +140,4 @@ def frozen_modules(frozen: Iterable[str], free: Iterable[str]) -> dict[str, list
         place = next((".".join(parts[:length]) for length in range(1, len(parts)) if ".".join(parts[:length]) not in alive), "")
         if place:
             found.setdefault(place, []).append(name)
-    return found
-
-
-def repeats(place: str, names: Iterable[str], parameters: Mapping[str, Any], endings: Collection[tuple[str, Any]]) -> bool:
-    """Are the frozen shapes those of trained parameters with the same endings (teacher, target network, moving average)?"""
-    return all((name[len(place) :], parameters[name].shape) in endings for name in names)
-
-
-def endings_of(names: Iterable[str], parameters: Mapping[str, Any]) -> set[tuple[str, Any]]:
-    """Every ending of every name (".0.weight", ".weight") with its shape."""
-    found = set()
-    for name in names:
-        parts = name.split(".")
-        found |= {(f".{'.'.join(parts[start:])}", parameters[name].shape) for start in range(1, len(parts))}
     return found
