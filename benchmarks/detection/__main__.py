@@ -160,7 +160,7 @@ def main() -> int:
     command = " ".join(["python -m benchmarks.detection", *(word for word in sys.argv[1:] if word not in ("--out", str(options.out)))])
     out = options.out or (Path(tempfile.mkdtemp()) if options.quick or options.only else HERE)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results(rows, command, len(jobs)), indent=1), encoding="utf-8")
+    (out / "results.json").write_text(json.dumps(results(rows, command, len(jobs)), indent=1) + "\n", encoding="utf-8")
     text = markdown(rows, command, len(jobs))
     (out / "results.md").write_text(text, encoding="utf-8")
     print(text)

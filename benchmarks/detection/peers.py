@@ -249,7 +249,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name in PEERS:
         results[name] = heard_from(name, interpreters.get(name.split()[0], sys.executable))
-        (options.out / "peers.json").write_text(json.dumps({"environment": environment(), **results}, indent=1), encoding="utf-8")
+        (options.out / "peers.json").write_text(json.dumps({"environment": environment(), **results}, indent=1) + "\n", encoding="utf-8")
         (options.out / "peers.md").write_text(markdown(results), encoding="utf-8")  # after each peer: what is there stays if the next one hangs
         print(line(name, results[name]), flush=True)
 
