@@ -304,6 +304,14 @@ class Facts:
         """Names of the parameters that some optimizer holds."""
         return frozenset(name for optimizer in self.optimizers for name in optimizer.parameters)
 
+    def loss(self, name: str) -> Loss:
+        """The loss of that name; one of unknown kind where it was not seen yet."""
+        return next((loss for loss in self.losses if loss.name == name), Loss(name))
+
+    def loss_of_label(self, name: str) -> Loss:
+        """The loss that label goes into; the only one there is where none names it."""
+        return next((loss for loss in self.losses if loss.label == name), self.losses[0] if len(self.losses) == 1 else Loss(name))
+
     def upstream_first(self, names: Iterable[str]) -> tuple[str, ...]:
         """``names`` by their subjects' place in the forward pass; unknown places last, in the order given."""
         depth = {subject.name: subject.depth for subject in self.subjects if subject.depth >= 0}

@@ -56,7 +56,7 @@ class ImbalancedLabels(Rule):
             self._seen = max(self._seen, count)
             if not (count >= self.labels and 0 <= top <= 1):
                 continue
-            loss, error = self._loss_of(name), math.sqrt(top * (1 - top) / count)
+            loss, error = self._facts.loss_of_label(name), math.sqrt(top * (1 - top) / count)
             over = top - 3 * error > self.share and top < 1  # all of one class is another matter
             corrected = loss.weighted or self._facts.balanced
             level = Severity.WARNING if over and not corrected and not self._dense(name, loss) else Severity.INFO
@@ -74,11 +74,6 @@ class ImbalancedLabels(Rule):
                 threshold=f"{self.share:.0%}; information above {self.ratio:g} to 1",
                 fixes=(f"weight the classes, the frequent one by {(1 - top) / top:.2g} of the others" if over else self.fixes[0], self.fixes[1]),
             )
-
-    def _loss_of(self, name: str) -> Loss:
-        return next(
-            (loss for loss in self._facts.losses if loss.label == name), self._facts.losses[0] if len(self._facts.losses) == 1 else Loss(name)
-        )
 
     def _dense(self, name: str, loss: Loss) -> bool:
         """Has a sample several labels (segmentation, tokens)?"""

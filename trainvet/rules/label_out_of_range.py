@@ -10,7 +10,7 @@ import numpy as np
 
 from trainvet.finding import Finding, Severity
 from trainvet.rule import Rule
-from trainvet.statistics import Facts, Loss, Snapshot
+from trainvet.statistics import Facts, Snapshot
 
 
 @dataclasses.dataclass
@@ -38,13 +38,13 @@ class LabelOutOfRange(Rule):
     labels: int = 500
 
     def __post_init__(self) -> None:
-        self._losses: tuple[Loss, ...] = ()
+        self._facts = Facts()
         self._seen = 0
         self._told: set[str] = set()
 
     def begin(self, facts: Facts) -> Iterable[Finding]:
         """What the losses accept."""
-        self._losses = facts.losses
+        self._facts = facts
         return ()
 
     def check(self, snapshot: Snapshot) -> Iterable[Finding]:
@@ -61,7 +61,7 @@ class LabelOutOfRange(Rule):
             seen = snapshot.values("label.seen", column[0])
             for index in np.flatnonzero((column[1] == 1) & (seen >= self.labels) & np.isfinite(seen)).tolist():
                 name = column[0][index]
-                if self._loss_of(name).classes > 1 and name not in self._told:
+                if self._facts.loss_of_label(name).classes > 1 and name not in self._told:
                     self._told.add(name)
                     yield self.finding(
                         snapshot.step,
@@ -69,14 +69,14 @@ class LabelOutOfRange(Rule):
                         first_step=0,
                         subjects=(name,),
                         severity=Severity.WARNING,
-                        evidence={"labels": int(seen[index]), "classes": self._loss_of(name).classes},
+                        evidence={"labels": int(seen[index]), "classes": self._facts.loss_of_label(name).classes},
                         threshold=f"a second class within {self.labels} labels",
                         causes=("the data are sorted by class and not shuffled", "the labels are lost on the way: a constant column, a wrong join"),
                         fixes=("shuffle the training data", "look at the labels of a few batches"),
                     )
 
     def _outside(self, snapshot: Snapshot, name: str, count: float) -> Finding:
-        loss = self._loss_of(name)
+        loss = self._facts.loss_of_label(name)
         low, high = (float(snapshot.values(key, (name,))[0]) for key in ("label.min", "label.max"))
         top = 1 if loss.kind == "binary_cross_entropy" else max(loss.classes - 1, 0)
         shifted = low >= 1 and high == top + low
@@ -94,9 +94,6 @@ class LabelOutOfRange(Rule):
             causes=self.causes if shifted or low < 0 else self.causes[::-1],
             fixes=(fix, *self.fixes[: 2 - int(shifted)]),
         )
-
-    def _loss_of(self, name: str) -> Loss:
-        return next((loss for loss in self._losses if loss.label == name), self._losses[0] if len(self._losses) == 1 else Loss(name))
 
     def missing(self) -> str:
         """Whether labels were counted."""

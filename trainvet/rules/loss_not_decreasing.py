@@ -92,14 +92,11 @@ class LossNotDecreasing(Rule):
                     yield from self._judge(name, rows, course, rows.total(end), step)
 
     def _enough(self, name: str, seen: int, step: int) -> bool:
-        samples = self._loss_of(name).samples * max(1, self._facts.accumulation)
+        samples = self._facts.loss(name).samples * max(1, self._facts.accumulation)
         return not samples or seen * samples >= self.samples or 0 <= self._epoch <= step
 
-    def _loss_of(self, name: str) -> Loss:
-        return next((loss for loss in self._facts.losses if loss.name == name), Loss(name))
-
     def _judge(self, name: str, rows: Rolling, course: Course, seen: int, step: int) -> Iterable[Finding]:
-        kept, halves, guess = rows.kept, course.halves(), _guess(self._loss_of(name))
+        kept, halves, guess = rows.kept, course.halves(), _guess(self._facts.loss(name))
         course.due, kept["judged"] = False, kept["judged"] + 1
         reference = min(kept["start"], guess)
         needed = self.steady if halves.z >= STEADY else self.drop  # a loss with a floor of its own (soft targets) falls little, but steadily

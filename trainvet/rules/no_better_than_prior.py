@@ -76,7 +76,7 @@ class NoBetterThanPrior(Rule):
                 self._labels[name] = [float(value), float(seen)]
 
     def _judge(self, name: str, rows: Rolling, end: int) -> Iterator[Finding]:
-        kept, loss, step = rows.kept, self._loss_of(name), int(rows.steps[end - 1])
+        kept, loss, step = rows.kept, self._facts.loss(name), int(rows.steps[end - 1])
         entropy, seen = self._labels.get(loss.label, [math.nan, 0.0])
         if kept["told"] or self._why_not(loss, kept["start"]) or not (entropy > 0 and seen >= max(self.labels, PER_CLASS * loss.classes)):
             return
@@ -111,9 +111,6 @@ class NoBetterThanPrior(Rule):
         epoch = math.ceil((self._facts.batches_per_epoch or LATE) / max(1, self._facts.accumulation))
         return max(FIRST, PLANNED * planned, min(epoch, LATE)) if planned else max(FIRST, LATE)
 
-    def _loss_of(self, name: str) -> Loss:
-        return next((loss for loss in self._facts.losses if loss.name == name), Loss(name))
-
     def _why_not(self, loss: Loss, start: float) -> str:
         if loss.kind not in ("cross_entropy", "binary_cross_entropy") or loss.classes < 2 or loss.reduction != "mean":
             return "no plain cross-entropy over classes is known"
@@ -127,7 +124,7 @@ class NoBetterThanPrior(Rule):
         """What is not known, or how much there was."""
         if any(rows.kept["judged"] or rows.kept["told"] for rows in self._loss.all()):
             return ""
-        reasons = [self._why_not(self._loss_of(name), rows.kept["start"]) for name, rows in self._loss.items()]
+        reasons = [self._why_not(self._facts.loss(name), rows.kept["start"]) for name, rows in self._loss.items()]
         if reasons and all(reasons):
             return reasons[0]
         if self._loss.longest and not self._labels:

@@ -78,7 +78,7 @@ class Underfitting(Rule):
             yield from self._judge(name, rows, step)
 
     def _judge(self, name: str, rows: Rolling, step: int) -> Iterator[Finding]:
-        trivial, what = self._trivial(self._loss_of(name))
+        trivial, what = self._trivial(self._facts.loss(name))
         if rows.count < FIRST or not trivial > 0:
             return
         loss = float(rows.values[-LAST:].mean())
@@ -109,14 +109,11 @@ class Underfitting(Rule):
             return (variance, "always saying the targets' mean") if enough else (math.nan, f"{count:.0f} of 1000 labels")
         return math.nan, "the loss is of unknown composition"
 
-    def _loss_of(self, name: str) -> Loss:
-        return next((loss for loss in self._facts.losses if loss.name == name), Loss(name))
-
     def missing(self) -> str:
         """What is not known, or how many steps there were."""
         if self._loss.longest < FIRST:
             return f"{self._loss.longest} of {FIRST} applied steps"
-        known = [self._trivial(self._loss_of(name)) for name, _ in self._loss.items()]
+        known = [self._trivial(self._facts.loss(name)) for name, _ in self._loss.items()]
         return "" if any(math.isfinite(value) for value, _ in known) else known[0][1]
 
     def state_dict(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class WrongInitialLoss(Rule):
         self._normal = bool(np.all((spread[1] >= NORMAL[0]) & (spread[1] <= NORMAL[1]) & (np.abs(mean) <= NORMAL[1])))
 
     def _judge(self, name: str, rows: Rolling) -> Iterable[Finding]:
-        loss, kept = self._loss_of(name), rows.kept
+        loss, kept = self._facts.loss(name), rows.kept
         count = math.ceil(self.samples / loss.samples) if loss.samples else FIRST + 1
         values, steps = kept["values"][:count], kept["steps"][:count]
         squares = [self._squares[step] for step in steps if step in self._squares]
@@ -128,9 +128,6 @@ class WrongInitialLoss(Rule):
             fixes=fixes,
         )
 
-    def _loss_of(self, name: str) -> Loss:
-        return next((loss for loss in self._facts.losses if loss.name == name), Loss(name))
-
     def _why_not(self, loss: Loss) -> str:
         if self._facts.resumed or self._facts.pretrained:
             return "not judged: resumed or pretrained"
@@ -143,7 +140,7 @@ class WrongInitialLoss(Rule):
         """Why the first losses were not judged."""
         if any(rows.kept["judged"] for rows in self._loss.all()) or not self._loss.longest:
             return "" if self._loss.longest else "the first losses"
-        reasons = [self._why_not(self._loss_of(name)) for name, _ in self._loss.items()]
+        reasons = [self._why_not(self._facts.loss(name)) for name, _ in self._loss.items()]
         return next(filter(None, reasons), f"{self.samples} samples within {FIRST} steps")
 
     def state_dict(self) -> dict[str, Any]:
